@@ -124,7 +124,7 @@ class ChatGeneration(Generation[ChatRequest]):
                 return await start_provider_chat(self, self.model)
             prepared = await self.prepare()
             if body.prompt_logprobs is not None:
-                check_prompt_logprobs(body.prompt_logprobs, len(prepared.input_ids))
+                check_prompt_logprobs(body.prompt_logprobs, len(prepared.input_ids), self.model.card)
             max_tokens = await self._reserve_max_tokens(len(prepared.input_ids), fit)
             if state.safety is not None:
                 # Run the filters after the prompt was found to fit the context and the quota, which

@@ -83,7 +83,7 @@ class CompletionGeneration(Generation[CompletionRequest]):
             if safety is not None:
                 texts = [_prompt_text(model, one) for one in prompts]
             if body.prompt_logprobs is not None:
-                check_prompt_logprobs(body.prompt_logprobs, sum(map(len, encoded)))
+                check_prompt_logprobs(body.prompt_logprobs, sum(map(len, encoded)), model.card)
             stop_conditions = resolve_stop_conditions(body, model.card, state.limits)
             names = [self.answer_id] if len(encoded) == 1 else [f"{self.answer_id}-{at}" for at in range(len(encoded))]
             requests = [

@@ -60,11 +60,18 @@ _CAPABILITIES: dict[str, tuple[str, tuple[Any, ...]]] = {
 _HINTS = {
     "logit_bias": " An engine of target tensorrt on NVIDIA's backend takes it.",
     "bad_words": " An engine of target tensorrt on NVIDIA's backend takes it.",
-    "prompt_logprobs": " An engine of target pytorch without speculation takes it.",
+    "prompt_logprobs": (
+        " An engine of target pytorch without speculation takes it, if its --max-num-tokens times the vocabulary is at "
+        "most 2^29."
+    ),
 }
 #: Maximum values of `prompt_logprobs` in one answer: prompt tokens times alternatives. An answer is
 #: rendered whole, and each value takes about 60 bytes of JSON.
 MAX_PROMPT_LOGPROBS = 100_000
+#: Maximum logits of one prompt, tokens times the vocabulary. TensorRT-LLM keeps them on the GPU as
+#: float32 numbers, in memory that it has not reserved (_torch/pyexecutor/llm_request.py,
+#: LogitsStorage).
+MAX_PROMPT_LOGITS = 2**28
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +155,15 @@ def check_guide(guide: Guide, card: ModelMetadata, field: str, body: SamplingFie
                 raise UnsupportedError(f"{name}: {field} decides where the answer ends; leave {name} out.", param=name)
 
 
-def check_prompt_logprobs(asked: int, prompt_tokens: int) -> None:
+def check_prompt_logprobs(asked: int, prompt_tokens: int, card: ModelMetadata) -> None:
     """Raise InvalidRequestError for too many log-probabilities of the prompt."""
+    most = MAX_PROMPT_LOGITS // card.vocab_size
+    if prompt_tokens > most:
+        raise InvalidRequestError(
+            f"prompt_logprobs take at most {most} prompt tokens with this model, and the prompt has {prompt_tokens}. "
+            "Shorten the prompt.",
+            param="prompt_logprobs",
+        )
     if prompt_tokens * (asked + 1) > MAX_PROMPT_LOGPROBS:
         raise InvalidRequestError(
             f"prompt_logprobs of {asked} for {prompt_tokens} prompt tokens are more than "

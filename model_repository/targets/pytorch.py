@@ -20,6 +20,13 @@ _GUIDE_KINDS: dict[str | None, list[str]] = {
     "xgrammar": list(GUIDE_KINDS),
     "llguidance": [kind for kind in GUIDE_KINDS if kind != "ebnf_grammar"],
 }
+#: Maximum size in bytes of the logits of one step, for an engine that returns the prompt's
+#: log-probabilities. One such request makes the library compute the float32 logits of every prompt
+#: token in its step (1.2.1 _torch/pyexecutor/py_executor.py, _forward_step, gather_context_logits),
+#: for which no GPU memory is reserved. Without enough memory, the step fails for all its requests.
+_STEP_LOGITS = 2 << 30
+#: The library's default of `max_num_tokens` (1.2.1 and 1.3.0rc29 llmapi/llm_args.py).
+_DEFAULT_STEP_TOKENS = 8192
 
 
 class PytorchRepositoryTarget(RepositoryTarget):
@@ -73,7 +80,7 @@ class PytorchRepositoryTarget(RepositoryTarget):
             "logprobs": True,
             # the limit of OpenAI's API
             "top_logprobs": 20 if sampling.top_logprobs else 0,
-            "prompt_logprobs": sampling.prompt_logprobs,
+            "prompt_logprobs": sampling.prompt_logprobs and _have_room(arguments, manifest.tokenizer.vocab_size),
             "logit_bias": sampling.logit_bias
             and (not in_cpp or divides_vocabulary(manifest, manifest.tokenizer.vocab_size)),
             "n": 8,
@@ -85,6 +92,12 @@ class PytorchRepositoryTarget(RepositoryTarget):
             "lora": bool(manifest.adapters),
             "cache_salt": True,
         }
+
+
+def _have_room(arguments: dict[str, Any], vocabulary: int) -> bool:
+    """Return True if the logits of all tokens of a step take little memory."""
+    tokens = int(arguments.get("max_num_tokens") or _DEFAULT_STEP_TOKENS)
+    return 4 * tokens * vocabulary <= _STEP_LOGITS
 
 
 def _profiles(manifest: EngineManifest) -> list[ReleaseProfile]:

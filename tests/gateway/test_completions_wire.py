@@ -2,6 +2,9 @@
 
 import pytest
 
+from llmops.gateway.errors import InvalidRequestError
+from llmops.gateway.generation.sampling import check_prompt_logprobs
+from llmops.gateway.interfaces import Capabilities, ModelMetadata
 from tests.support.gateway_stack import running
 
 PATH = "/v1/completions"
@@ -53,6 +56,17 @@ async def test_refused_with_its_param(stack):
         answer = await complete(stack, **fields)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
         assert stack.triton.requests == []
+
+
+def test_prompt_logprobs_of_a_long_prompt_are_refused():
+    """TensorRT-LLM 1.2.1 `_torch/pyexecutor/llm_request.py`, `LogitsStorage`: prompt x vocabulary, on the GPU."""
+    card = ModelMetadata(
+        name="m", target="pytorch", tokenizer_dir="", max_batch_size=8, max_seq_len=9000, vocab_size=128_256,
+        bos_id=None, end_ids=(2,), pad_id=None, chat_template=False, capabilities=Capabilities(),
+    )  # fmt: skip
+    check_prompt_logprobs(1, 2092, card)
+    with pytest.raises(InvalidRequestError, match="at most 2092 prompt tokens"):
+        check_prompt_logprobs(1, 2093, card)
 
 
 async def test_the_400_for_prompt_logprobs_names_the_target_that_has_them(stack):

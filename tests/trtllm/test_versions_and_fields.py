@@ -59,6 +59,20 @@ def test_what_the_llm_api_takes_is_announced(arguments, vocabulary, logit_bias, 
     assert (found["logit_bias"], found["guided"]) == (logit_bias, guided)
 
 
+def test_prompt_logprobs_are_announced_where_the_logits_of_a_step_are_small():
+    """1.2.1 `_torch/pyexecutor/py_executor.py`, `_forward_step`: if one request of a step wants its prompt's logits,
+    `gather_context_logits` computes those of every token, `logits.float()` of modules/logits_processor.py; an error
+    there ends all active requests (`_handle_errors`).
+    """
+    found = []
+    for tokens, vocabulary in ((8192, 128_256), (4096, 128_256), (8192, 32_000), (None, 128_256)):
+        manifest = engine_manifest("pytorch", extra={"tensorrt_llm": "1.2.1", "llm_args": {"max_num_tokens": tokens}})
+        tokenizer = manifest.tokenizer.model_copy(update={"vocab_size": vocabulary})
+        changed = manifest.model_copy(update={"tokenizer": tokenizer})
+        found.append(find_target("pytorch").capabilities(changed)["prompt_logprobs"])
+    assert found == [False, True, True, False]
+
+
 def test_a_plan_decides_how_it_is_served_unless_the_user_does():
     plan = {"kv_cache_fraction": 0.83, "chunked_prefill": False, "tokens_per_block": 64, "gpu": "x"}
     made = make_llm_args(LIMITS, Parallelism(tp_size=2), "auto", {}, "1.2.1", plan=plan)
