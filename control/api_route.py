@@ -1,37 +1,26 @@
 """The route class of the control API, with bounded bodies and one-sentence errors."""
 
 import asyncio
-import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 from fastapi import Depends, FastAPI
-from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute, APIRouter
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message
 
-from llmops.gateway.errors import (
-    BodyTooLargeError,
-    InvalidRequestError,
-    RequestTimeoutError,
-    missing_parameter,
-)
 from llmops.gateway.http.openapi import ErrorResponse
+from llmops.gateway.http.request_body import BodyReader
 from llmops.gateway.http.request_context import context_of
 from llmops.gateway.interfaces import Caller
-from llmops.validation_errors import explain_error
+from llmops.gateway.settings import RequestLimits
 
-#: Maximum size of a request body in bytes. Admin bodies have a few fields, so a larger body is a
-#: mistake or an attack.
-MAX_BODY_BYTES = 64 * 2**10
-
-#: Maximum seconds until the whole body has arrived, so that slow clients cannot hold connections.
-BODY_TIMEOUT = 30.0
+#: Admin bodies have a few fields, so a body over 64 KiB is a mistake or an attack.
+BODY_READER = BodyReader(RequestLimits(body_bytes=64 * 2**10), timeout=30.0, hold=lambda size, context: None)
 
 #: Number of items of a list that are read at a time. Converting 500 keys blocks the event loop for
 #: some 50 ms.
@@ -45,10 +34,9 @@ _JSON = (b"content-type", b"application/json")
 class ControlRoute(APIRoute):
     """A FastAPI route that is more tolerant of clients and stricter about sizes.
 
-    - A body is parsed as JSON whatever its content type says, has at most MAX_BODY_BYTES, and may
-      be empty.
+    - A body is parsed as JSON whatever its content type says, is bounded by BODY_READER, and may be
+      empty.
     - A list in the query may be written with brackets, as some clients do: `group_by[]=model`.
-    - An invalid request gets the gateway's error format, with one sentence about its first mistake.
     """
 
     async def authorize(self, request: Request) -> None:
@@ -66,13 +54,10 @@ class ControlRoute(APIRoute):
             scope, receive = dict(request.scope), request.receive
             scope["query_string"] = _without_brackets(scope["query_string"])
             if self.body_field is not None:
-                body = await _read_json_object(request)
+                body = await BODY_READER.read(request) or b"{}"
                 scope["headers"] = [*(header for header in scope["headers"] if header[0] != _JSON[0]), _JSON]
                 receive = _replay(body)
-            try:
-                return await handle(Request(scope, receive))
-            except RequestValidationError as error:
-                raise _invalid_request(error) from error
+            return await handle(Request(scope, receive))
 
         return run
 
@@ -163,38 +148,6 @@ async def _encoded_pages(
         yield part
 
 
-async def _read_json_object(request: Request) -> bytes:
-    """Return the body of a request, which is a JSON object.
-
-    Raises:
-        ApiError: The body is not a JSON object, is too large, or did not arrive within
-            BODY_TIMEOUT.
-    """
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT):
-            body = await _read(request)
-    except TimeoutError:
-        raise RequestTimeoutError("The body came too slowly; send it again at once.") from None
-    try:
-        data = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(
-            "The body is not valid JSON; send a JSON object, with names and texts in double quotes."
-        ) from error
-    if not isinstance(data, dict):
-        raise InvalidRequestError("The body is not a JSON object; send names and values in braces.")
-    return body
-
-
-async def _read(request: Request) -> bytes:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise BodyTooLargeError(f"The body is larger than {MAX_BODY_BYTES} bytes, the maximum; send less.")
-    return bytes(body or b"{}")
-
-
 def _replay(body: bytes) -> Callable[[], Coroutine[Any, Any, Message]]:
     """Return an ASGI receive function that returns a body which was already read."""
 
@@ -210,17 +163,3 @@ def _without_brackets(query: bytes) -> bytes:
         return query
     pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
     return urlencode([(name.removesuffix("[]"), value) for name, value in pairs]).encode()
-
-
-def _invalid_request(error: RequestValidationError) -> InvalidRequestError:
-    """Return the error for the first mistake in a request."""
-    first = error.errors()[0]
-    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"][1:])
-    param = place.lstrip(".")
-    if first["type"] == "missing":
-        return missing_parameter(param)
-    return InvalidRequestError(
-        f"Invalid value for '{param}': {explain_error(first)}.",
-        param=param,
-        code="invalid_type" if first["type"].endswith("_type") else "invalid_value",
-    )

@@ -27,6 +27,7 @@ from llmops.gateway.errors import (
     MethodNotAllowedError,
     NotFoundError,
     log_detail,
+    missing_parameter,
 )
 from llmops.gateway.http import anthropic_errors
 from llmops.gateway.http.request_context import context_of
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 # Hints at the usual mistake in the configuration of each of the two SDKs.
 OPENAI_BASE_URL_HINT = "The base URL of OpenAI's clients ends in /v1, without a slash."
 ANTHROPIC_BASE_URL_HINT = "The base URL of Anthropic's clients has no /v1 and no slash at its end."
+
+_NOT_AN_OBJECT = "The body is not a valid JSON object; send one, with names and texts in double quotes."
 
 #: Exception handlers by class of exception. A handler returns a response or an awaitable of a
 #: response.
@@ -89,7 +92,8 @@ async def _handle_http_error(request: Request, error: Exception) -> Response:
         response = error_response(wrong, request.scope)
         response.headers.update({**(error.headers or {}), **({"Allow": ", ".join(allowed)} if allowed else {})})
         return response
-    return error_response(InvalidRequestError(str(error.detail)), request.scope)
+    # FastAPI's answer to a body whose encoding or depth Python's JSON parser rejects
+    return error_response(InvalidRequestError(_NOT_AN_OBJECT), request.scope)
 
 
 def _allowed_methods(request: Request) -> list[str]:
@@ -133,8 +137,14 @@ async def _handle_validation_error(request: Request, error: Exception) -> Respon
     """Handle FastAPI's validation errors, for routes whose parameters FastAPI reads."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    param = ".".join(map(str, first["loc"][1:])) or None
-    invalid = InvalidRequestError(f"Invalid value for '{param}': {explain_error(first)}.", param=param)
+    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"][1:]).lstrip(".")
+    if first["type"] == "missing":
+        invalid = missing_parameter(param)
+    elif first["type"] == "json_invalid" or not param:
+        invalid = InvalidRequestError(_NOT_AN_OBJECT)
+    else:
+        code = "invalid_type" if first["type"].endswith("_type") else "invalid_value"
+        invalid = InvalidRequestError(f"Invalid value for '{param}': {explain_error(first)}.", param=param, code=code)
     return error_response(invalid, request.scope)
 
 

@@ -122,10 +122,7 @@ class BodyReader:
             ApiError: The body is too large, too slow or malformed, or does not match `model`.
         """
         context = context_of(request)
-        length = context.headers.get(b"content-length", b"0")
-        if length.isdigit() and (len(length) > 18 or int(length) > self.limits.body_bytes):
-            raise self._too_large()
-        body = await self._read(request, context)
+        body = await self.read(request)
         context.work_bytes = len(body)
         cost, suspect = await check_json_size(body, self.limits.json_values, self.limits.prompt_bytes)
         if cost:
@@ -135,7 +132,16 @@ class BodyReader:
             reject_non_finite_numbers(body)
         return value
 
-    async def _read(self, request: Request, context: RequestContext) -> bytes:
+    async def read(self, request: Request) -> bytes:
+        """Return the request's body.
+
+        Raises:
+            ApiError: The body is too large or too slow.
+        """
+        context = context_of(request)
+        length = context.headers.get(b"content-length", b"0")
+        if length.isdigit() and (len(length) > 18 or int(length) > self.limits.body_bytes):
+            raise self._too_large()
         parts: list[bytes] = []
         size, more, started = 0, True, monotonic()
         cycle = getattr(request.receive, "__self__", None)

@@ -113,10 +113,12 @@ async def test_a_list_of_many_keys_has_each_once(url, monkeypatch):
         assert len({line["value"] for line in parked}) == len(parked) == 3
 
 
-NOT_JSON = "The body is not valid JSON; send a JSON object, with names and texts in double quotes."
+NOT_JSON = "The body is not a valid JSON object; send one, with names and texts in double quotes."
 BAD = [
     ("POST", "/tenants", b"{", 400, NOT_JSON),
-    ("POST", "/tenants", b"[]", 400, "The body is not a JSON object; send"),
+    ("POST", "/tenants", b"[]", 400, NOT_JSON),
+    ("POST", "/tenants", b'{"id": "\xff"}', 400, NOT_JSON),
+    ("POST", "/tenants", b"[" * 60_000, 400, NOT_JSON),
     ("POST", "/tenants", {}, 400, "Missing required parameter: 'id'. Add it to the request."),
     ("POST", "/tenants", {"id": "zeta", "rmp": 5}, 400, "Invalid value for 'rmp': it is unknown."),
     ("POST", "/tenants", {"id": "zeta", "rpm": -1}, 400, "rpm cannot be -1: a limit is 1 to 1,000,000,000;"),
@@ -137,7 +139,7 @@ BAD = [
     ("POST", "/keys", {"tenant": "ops", "user": "a@b", "scopes": ["root"]}, 400, "There is no scope root"),
     ("POST", "/keys", {"tenant": "ops", "user": "a@b", "name": "a\0b"}, 400, "the text has a NUL character or"),
     ("POST", "/keys", {"tenant": "ops", "user": "a@b", "expires_at": "2020-01-01"}, 400, "cannot expire in the past"),
-    ("POST", "/keys", {"tenant": "ops", "user": "x" * 70_000}, 413, "The body is larger than 65536 bytes"),
+    ("POST", "/keys", {"tenant": "ops", "user": "x" * 70_000}, 413, "accepts (65536 bytes); shorten it."),
     ("GET", "/keys/key-none", None, 404, "There is no key key-none; "),
     ("GET", "/keys/%00", None, 400, "the text has a NUL character or"),
     ("POST", "/keys/key-none/rotate", {"overlap_seconds": -1}, 400, "Invalid value for 'overlap_seconds'"),
