@@ -47,7 +47,7 @@ CACHE_BLOCK_TOKENS = 128
         "Fleet": ("plan_path", "replicas", "config", "policies", "scale", "fail", "rollout"),
         "Load": ("rate", "day", "herd", "trace", "bench", "duration", "skip"),
         "Conversations": ("turns", "input_", "output", "think_time", "seed"),
-        "Report": ("slo", "json_path", "html_path", "jobs"),
+        "Report": ("slo", "json_path", "html_path"),
     }
 )
 @click.command(name="simulate")
@@ -65,7 +65,7 @@ CACHE_BLOCK_TOKENS = 128
     "policies",
     metavar="POLICY,…",
     default="cheapest",
-    help="How replicas are chosen: cheapest is the gateway's own; least-loaded, power-of-two, affinity, random. "
+    help="How replicas are chosen: cheapest is the gateway's own; least-loaded, affinity. "
     f"+{NO_QUEUE} after a name lets requests in at once. Several names are compared on the same requests.",
 )
 @click.option(
@@ -119,9 +119,6 @@ CACHE_BLOCK_TOKENS = 128
 )
 @click.option("--json", "json_path", type=OutputFile(), help="Write the whole run to this file.")
 @click.option("--html", "html_path", type=OutputFile(), help="Write a page to this file.")
-@click.option(
-    "-j", "--jobs", type=click.IntRange(1), default=1, help="Number of processes among which the replicas are divided."
-)
 def command(json_path: Path | None, html_path: Path | None, policies: str, **parameters: Any) -> None:
     """Simulate a fleet behind the gateway's own routing, queue and limits.
 
@@ -311,9 +308,7 @@ def _simulated(
     else:
         # a replay is sent to all replicas as one cell
         sizes = [spec.replicas] if parameters["trace"] or parameters["bench"] else cell_sizes(spec.replicas)
-    return simulate(
-        make_cells(spec, sizes, arrivals, parameters["skip"], GATEWAY_LATENCY), parameters["jobs"], on_progress
-    )
+    return simulate(make_cells(spec, sizes, arrivals, parameters["skip"], GATEWAY_LATENCY), on_progress)
 
 
 def _herd(parameters: dict[str, Any], spec: FleetSpec, begin: float, end: float, number: int) -> Arrivals:

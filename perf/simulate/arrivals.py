@@ -39,7 +39,6 @@ class ConversationArrivals:
         message: Distribution of the tokens of a message.
         answer: Distribution of the tokens of an answer.
         think: Mean seconds between an answer and the next turn.
-        start: Time of the day at the beginning, in seconds.
         peak: Rate in the evening as a multiple of the mean; 1 for a constant rate.
         tenants: Number of tenants that share the requests evenly.
         flood: Requests of the first tenant as a multiple of another tenant's.
@@ -56,7 +55,6 @@ class ConversationArrivals:
     message: Lengths = field(default_factory=lambda: parse_lengths("lognormal:250,0.6"))
     answer: Lengths = field(default_factory=lambda: parse_lengths("lognormal:334,0.6"))
     think: float = 30.0
-    start: float = 0.0
     peak: float = 1.0
     tenants: int = 1
     flood: float = 1.0
@@ -136,7 +134,7 @@ class _ConversationState:
     def _level(self, now: float) -> float:
         """Return the rate at a time of the day as a multiple of the mean rate."""
         peak = self.spec.peak
-        wave = (1 + math.cos(2 * math.pi * (self.spec.start + now - PEAK_HOUR) / DAY)) / 2
+        wave = (1 + math.cos(2 * math.pi * (now - PEAK_HOUR) / DAY)) / 2
         night = (1 - DAILY_AMPLITUDE * peak) / (1 - DAILY_AMPLITUDE)
         return night + (peak - night) * wave**3
 

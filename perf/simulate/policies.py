@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
 from llmops.gateway.interfaces import ReplicaView, RoutingPolicy, RoutingRequest
-from llmops.gateway.routing.cost_model import can_serve, occupancy
+from llmops.gateway.routing.cost_model import can_serve
 from llmops.gateway.routing.placement.least_cost import LeastCostPolicy
 from llmops.gateway.routing.placement.prefix_index import PrefixIndex
 
 
 class CacheBlindPolicy(RoutingPolicy):
-    """A policy that ignores cached prefixes, and chooses a replica at random."""
+    """A base class of policies that do not know what the replicas have cached."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -21,8 +22,8 @@ class CacheBlindPolicy(RoutingPolicy):
         places = [at for at, view in enumerate(views) if view.state == "ready" and can_serve(view, request)]
         return self._of(request, places, views) if places else None
 
-    def _of(self, request: RoutingRequest, places: list[int], views: Sequence[ReplicaView]) -> int:
-        return self._rng.choice(places)
+    @abstractmethod
+    def _of(self, request: RoutingRequest, places: list[int], views: Sequence[ReplicaView]) -> int: ...
 
     def cached(self, request: RoutingRequest, view: ReplicaView) -> int:
         return 0
@@ -33,13 +34,6 @@ class LeastLoaded(CacheBlindPolicy):
 
     def _of(self, request: RoutingRequest, places: list[int], views: Sequence[ReplicaView]) -> int:
         return min(places, key=lambda at: (_load(views[at]), self._rng.random()))
-
-
-class PowerOfTwoChoices(CacheBlindPolicy):
-    """A policy that chooses the less loaded of two random replicas."""
-
-    def _of(self, request: RoutingRequest, places: list[int], views: Sequence[ReplicaView]) -> int:
-        return min(self._rng.choices(places, k=2), key=lambda at: occupancy(views[at]))
 
 
 class PrefixAffinity(CacheBlindPolicy):
@@ -66,7 +60,5 @@ def _load(view: ReplicaView) -> int:
 POLICIES: dict[str, Callable[[random.Random], RoutingPolicy]] = {
     "cheapest": lambda rng: LeastCostPolicy(PrefixIndex(), rng),
     "least-loaded": LeastLoaded,
-    "power-of-two": PowerOfTwoChoices,
     "affinity": PrefixAffinity,
-    "random": CacheBlindPolicy,
 }

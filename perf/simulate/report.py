@@ -60,7 +60,6 @@ def fleet_rows(document: Document) -> list[tuple[str, str]]:
         ("Replicas at work", f"{100 * known['busy']:.1f} % of the time, the busiest {100 * known['busiest']:.1f} %"),
         ("Longest queue inside an engine", f"{known['longest_queue']:,}"),
         ("Refused", f"{known['refused']:,}"),
-        ("Jain's index of tenants", f"{known['jain']:.3f}"),
         ("GPU-hours", f"{known['gpu_hours']:,.1f} ({known['dollars']:,.2f} $)"),
     ]
     if known["dollars_per_million_answer_tokens"]:

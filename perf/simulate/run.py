@@ -1,4 +1,4 @@
-"""A simulation run in several processes.
+"""A simulation run of a fleet.
 
 A large fleet is divided into cells, each with its share of the load.
 """
@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from multiprocessing import get_context
 
 from llmops.perf.load.runner import LoadRun
-from llmops.perf.records import Record
 from llmops.perf.simulate.fleet import Arrivals, FleetSpec, OnProgress, SimulatedFleet
 from llmops.perf.simulate.totals import SimulationTotals, records, sum_up
 
-#: Number of replicas behind one set of gateways. Larger fleets are divided into several cells,
-#: which can run in parallel processes.
+#: Number of replicas behind one set of gateways. Larger fleets are divided into several cells.
 CELL_SIZE = 64
 
 #: Number of replicas of a cell in a herd. The number is smaller than CELL_SIZE, because in a herd a
@@ -66,53 +62,25 @@ def cell_sizes(replicas: int, size: int = CELL_SIZE) -> list[int]:
     return [replicas // count + (number < replicas % count) for number in range(count)]
 
 
-def simulate(parts: Sequence[FleetCell], jobs: int = 1, on_progress: OnProgress = None) -> SimulationResult:
+def simulate(parts: Sequence[FleetCell], on_progress: OnProgress = None) -> SimulationResult:
     """Simulate all cells and return the joint result.
 
     Args:
         parts: The cells.
-        jobs: Number of processes.
         on_progress: A function that is called now and then with the simulated seconds and the
-            finished requests of a cell. The function is called only if there
-            is one process or one cell.
+            finished requests of a cell.
     """
     whole = SimulationResult(LoadRun(0.0))
-    for rows, sums, simulated, cpu in _all(parts, jobs, on_progress):
-        whole.run.records += rows
-        whole.tally.add(sums)
-        whole.simulated += simulated
-        whole.cpu += cpu
+    for part in parts:
+        began = time.process_time()
+        outcome = SimulatedFleet(part.spec, on_progress).run(part.work())
+        whole.cpu += time.process_time() - began
+        whole.run.records += records(outcome.jobs, part.skipped, part.added)
+        whole.tally.add(sum_up(outcome, part.skipped))
+        whole.simulated += len(outcome.jobs)
     whole.run.start = min((row.start for row in whole.run.records), default=0.0)
     whole.run.end = max((row.end for row in whole.run.records), default=0.0)
     return whole
-
-
-_Found = tuple[list[Record], SimulationTotals, int, float]
-# Forked processes inherit the cells, which cannot be pickled.
-_parts: Sequence[FleetCell] = ()
-
-
-def _all(parts: Sequence[FleetCell], jobs: int, on_progress: OnProgress) -> list[_Found]:
-    if jobs == 1 or len(parts) == 1:
-        return [_one(part, on_progress) for part in parts]
-    with ProcessPoolExecutor(min(jobs, len(parts)), get_context("fork"), _remember, (parts,)) as pool:
-        return list(pool.map(_numbered, range(len(parts))))
-
-
-def _remember(parts: Sequence[FleetCell]) -> None:
-    global _parts
-    _parts = parts
-
-
-def _numbered(number: int) -> _Found:
-    return _one(_parts[number])
-
-
-def _one(part: FleetCell, on_progress: OnProgress = None) -> _Found:
-    began = time.process_time()
-    outcome = SimulatedFleet(part.spec, on_progress).run(part.work())
-    cpu = time.process_time() - began
-    return records(outcome.jobs, part.skipped, part.added), sum_up(outcome, part.skipped), len(outcome.jobs), cpu
 
 
 def make_cells(

@@ -108,7 +108,7 @@ class SimulationTotals:
 
     def figures(self) -> dict[str, Any]:
         """Return the figures for the JSON document, by name."""
-        shares = ("hit_rate", "ceiling", "imbalance", "jain", "busy", "busiest")
+        shares = ("hit_rate", "ceiling", "imbalance", "busy", "busiest")
         rounded = {name: round(getattr(self, name), 4) for name in shares}
         tokens = self.prompt_tokens + self.answer_tokens
         return {
