@@ -142,7 +142,7 @@ class RequestOutput:
             token += self._draw.randrange(5)
         token = self._biased(token)
         if token == 666:
-            raise RuntimeError("cuda error")
+            raise RuntimeError(self.llm.step_error)
         if token == 510 or self.llm.dead:
             self.llm.dead = True
             raise EngineDeadError("worker 0 exited") if self.llm.later else RuntimeError("LLM is shutting down")
@@ -461,6 +461,8 @@ class LLM:
         # executor/executor.py, `_handle_background_error`); what runs gets no further answer
         self.background: Exception | None = None
         self.has_shut_down = False
+        #: what a step fails with that reaches token 666
+        self.step_error = "cuda error"
         self._executor = SimpleNamespace(is_shutdown=lambda: self.dead or self.has_shut_down)
         self.world = tensor_parallel_size * (kwargs.get("pipeline_parallel_size") or 1)
         self.events: list[dict[str, Any]] = []

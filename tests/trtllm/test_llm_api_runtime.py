@@ -112,6 +112,25 @@ def test_a_failing_request_fails_alone(runtime):
     assert (found[2][0], found[3][3]) == ([11, 12, 13], "input_ids: the prompt is longer than max_input_len")
 
 
+@pytest.mark.parametrize(("error", "dies"), [
+    ("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be asynchronously reported", True),
+    ("[TensorRT-LLM][ERROR] CUDA runtime error in cudaMemcpyAsync(…): unspecified launch failure (x.h:1)", True),
+    ("CUDA out of memory. Tried to allocate 4.20 GiB.", False),
+    ("no rule 'CUDA error: device-side assert triggered'", False),
+])  # fmt: skip
+def test_a_lost_gpu_ends_the_engine(runtime, error, dies):
+    """1.2.1 `_torch/pyexecutor/py_executor.py`, `_forward_step`: any error of a step ends what runs (`_handle_errors`),
+    and the next step is tried; every one fails on a lost context (TensorRT-LLM #12718, "zombie worker pods").
+    """
+    standin.LLM.made[-1].step_error = error
+    runtime.submit(1, ask([663], 10), 0)
+    if dies:
+        with pytest.raises(engine.DeadEngineError, match=r"illegal memory access|launch failure"):
+            collect(runtime)
+    else:
+        assert collect(runtime)[1][2] == "failed"
+
+
 @pytest.mark.parametrize("error", [OSError("a worker was killed"), ValueError("a worker was killed")])
 def test_an_error_that_ended_a_worker_ends_the_engine(runtime, error):
     """`submit` shuts the executor down and raises what is in the queue of background errors (executor/proxy.py and

@@ -44,6 +44,7 @@ from .trtllm_library import (
     as_tensor,
     check_grammar,
     check_guided_end,
+    is_fatal_cuda_error,
     kv_event_translator,
     leave_mpi_job,
     ordered_end_ids,
@@ -61,16 +62,6 @@ _REASONS = {"END_ID": STOP, "STOP_WORDS": STOP, "LENGTH": LENGTH}
 #: Prefix of errors that end one request. Other errors end all running requests, or come from the
 #: adapter cache (executor/executorImpl.cpp, fetchNewRequests and terminateActiveRequests).
 _REQUEST_ERROR = "Encountered an error when fetching new request"
-#: CUDA errors after which every later request of this process fails as well (CUDA Runtime API,
-#: cudaError: "the process must be terminated and relaunched").
-_FATAL_CUDA_ERRORS = (
-    "an illegal memory access was encountered",
-    "device-side assert triggered",
-    "unspecified launch failure",
-    "misaligned address",
-    "an illegal instruction was encountered",
-    "uncorrectable ECC error",
-)
 _GUIDES = {
     "json": "JSON",
     "json_schema": "JSON_SCHEMA",
@@ -219,7 +210,7 @@ class ExecutorRuntime(EngineRuntime):
         return StepOutput(key, tokens, log_probs, finish, cached=cached)
 
     def _failed(self, key: int | None, error: str) -> StepOutput | None:
-        if any(fatal in error for fatal in _FATAL_CUDA_ERRORS):
+        if is_fatal_cuda_error(error):
             raise DeadEngineError(f"TensorRT-LLM: {error}")
         if key is None:
             return None

@@ -48,6 +48,7 @@ from .trtllm_library import (
     check_guided_end,
     choose_profile,
     final_arguments,
+    is_fatal_cuda_error,
     kv_event_translator,
     leave_mpi_job,
     load_library,
@@ -82,6 +83,9 @@ GREEDY_ONLY = (
     "this engine's speculation always takes the most likely token; send temperature 0, serve MTP with "
     "TensorRT-LLM 1.3, or build the engine without speculative_config.allow_advanced_sampling=false"
 )
+#: Beginnings of the messages of CUDA errors, from torch and from the library's own code (1.2.1
+#: cpp/include/tensorrt_llm/common/cudaUtils.h, check).
+_CUDA = ("CUDA error: ", "[TensorRT-LLM][ERROR] CUDA runtime error in ")
 _MEMORY = {"cpu": "cpuMemUsage", "gpu": "gpuMemUsage", "pinned": "pinnedMemUsage"}
 
 
@@ -446,10 +450,14 @@ def _is_refusal(error: Exception) -> bool:
 def _is_dead(error: Exception) -> bool:
     """Return True if the error ends the engine.
 
-    TensorRT-LLM 1.3 has an error class for this case. 1.2 raises an error with a certain message.
+    TensorRT-LLM 1.3 has an error class for this case. 1.2 raises an error with a certain message,
+    and goes on after a fatal CUDA error, with which it then answers each request (1.2.1
+    _torch/pyexecutor/py_executor.py, _forward_step).
     """
     named = any(kind.__name__ == "EngineDeadError" for kind in type(error).__mro__)
-    return named or str(error) == "LLM is shutting down"
+    message = str(error)
+    # other errors may contain a client's text
+    return named or message == "LLM is shutting down" or (message.startswith(_CUDA) and is_fatal_cuda_error(message))
 
 
 def _most_likely(entry: Any, count: int) -> Alternatives:

@@ -43,6 +43,17 @@ _MPI_JOB = (
 # have Open MPI 5 from 1.3.0rc27 on. Without the variables the spawn fails with MPI_ERR_UNKNOWN
 # (ompi/dpm/dpm.c, start_dvm). mpirun removes the variables from the environment of its processes.
 _ALLOW_ROOT = {"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+# CUDA errors after which every later request of this process fails as well (CUDA Runtime API,
+# cudaError: "the process must be terminated and relaunched").
+_FATAL_CUDA_ERRORS = (
+    "an illegal memory access was encountered",
+    "device-side assert triggered",
+    "unspecified launch failure",
+    "misaligned address",
+    "an illegal instruction was encountered",
+    "uncorrectable ECC error",
+    "uncorrectable NVLink error",
+)
 # capabilities that depend on the release and on the sampler
 _SAMPLING = ("min_p", "seed", "penalties", "logit_bias", "top_logprobs", "prompt_logprobs")
 
@@ -184,6 +195,11 @@ def leave_mpi_job() -> None:
         if name.startswith(_MPI_JOB) and not name.startswith("PMIX_MCA_"):
             del os.environ[name]
     os.environ.update(_ALLOW_ROOT)
+
+
+def is_fatal_cuda_error(error: str) -> bool:
+    """Return True if the error of a request says that its process can no longer use its GPU."""
+    return any(fatal in error for fatal in _FATAL_CUDA_ERRORS)
 
 
 def as_tensor(values: np.ndarray, size: int = 0) -> Any:
