@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from time import monotonic
@@ -25,8 +24,6 @@ from llmops.gateway.text.control_tokens import UNMARK_FILTER, ControlTokenMarker
 from llmops.gateway.text.render_budget import TemplateTimeoutError, check_result_size, text_size, within_budget
 from llmops.gateway.text.template_sandbox import LimitedSandbox
 from llmops.gateway.text.text_thread_pool import CpuLimitError, thread_limit
-
-log = logging.getLogger(__name__)
 
 _TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 _CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
@@ -107,7 +104,7 @@ class ChatTemplate:
                 tokens that the template wrote.
 
         Raises:
-            InputError: `source` cannot be compiled, or changes its control tokens.
+            InputError: `source` cannot be compiled, or its control tokens cannot be marked.
         """
         self.source = source
         self._seconds = seconds
@@ -115,7 +112,6 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._controls = controls
         self._template = _compile(source, seconds)
-        self._composed = frozenset[str]()
         if controls is not None:
             self._compile_marked(controls)
 
@@ -145,8 +141,7 @@ class ChatTemplate:
         context = {**(variables or {}), **given}
         if self._controls is None:
             return RenderedPrompt(self._render(self._template, {**self._special_tokens, **context}))
-        prompt = self._controls.read(self._render(self._marked, {**self._marked_tokens, **context}))
-        return self._controls.with_composed(prompt, self._composed) if self._composed else prompt
+        return self._controls.read(self._render(self._marked, {**self._marked_tokens, **context}))
 
     @property
     def is_slow(self) -> bool:
@@ -196,31 +191,23 @@ class ChatTemplate:
         """Compile the template with marks before its control tokens.
 
         Raises:
-            InputError: Marks change the text that the template renders.
+            InputError: Marks change the text that the template renders, or the template writes a
+                control token that has no mark.
         """
         self._marked = _compile(self.source, self._seconds, controls, self._special_tokens)
         self._marked_tokens = {name: controls.mark(text) for name, text in self._special_tokens.items()}
-        composed: set[str] = set()
         for sample in SAMPLE_CONVERSATIONS:
             try:
                 plain = self._render(self._template, {**self._special_tokens, **sample})
                 prompt = controls.read(self._render(self._marked, {**self._marked_tokens, **sample}))
             except InvalidRequestError:
                 continue
-            if prompt.text != plain:
+            if prompt.text != plain or controls.places_in(plain) != [at for at, _ in prompt.own or ()]:
                 raise InputError(
-                    "The chat template changes its control tokens, which cannot be told from text of clients then; use "
-                    "a template that writes the tokens unchanged, or set control_tokens_in_messages for this model"
+                    "The chat template changes its control tokens or writes them in parts, so that they cannot be told "
+                    "from text of clients; use a template that writes them unchanged and whole, or set "
+                    "control_tokens_in_messages for this model"
                 )
-            own = {at for at, _ in prompt.own or ()}
-            composed.update(text for at, text in controls.texts_in(plain) if at not in own)
-        self._composed = frozenset(composed)
-        if composed:
-            log.warning(
-                "The chat template writes %s in parts; these texts also become control tokens in clients' messages. "
-                "To prevent this, use a template that writes them whole",
-                sorted(composed),
-            )
 
 
 def _compile(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -135,9 +135,9 @@ class ControlTokens:
         """Return True if `text` contains a control token."""
         return self._pattern.search(text) is not None
 
-    def texts_in(self, text: str) -> Iterable[tuple[int, str]]:
-        """Return the offset and text of each control token in `text`."""
-        return ((found.start(), found[0]) for found in self._pattern.finditer(text))
+    def places_in(self, text: str) -> list[int]:
+        """Return the offset of each control token in `text`."""
+        return [found.start() for found in self._pattern.finditer(text)]
 
     # -- rendered prompts
 
@@ -150,15 +150,6 @@ class ControlTokens:
         begun = zip(accumulate(map(len, pieces)), map(self._pattern.match, pieces[1:]), strict=False)
         own = [(at, self._tokens[found[0]]) for at, found in begun if found]
         return RenderedPrompt("".join(pieces), tuple(own))
-
-    def with_composed(self, prompt: RenderedPrompt, composed: frozenset[str]) -> RenderedPrompt:
-        """Return `prompt` with all tokens in `composed` as tokens that the template wrote.
-
-        The template writes these tokens in parts, which cannot be marked.
-        """
-        known = dict(prompt.own or ())
-        known.update((at, self._tokens[text]) for at, text in self.texts_in(prompt.text) if text in composed)
-        return RenderedPrompt(prompt.text, tuple(sorted(known.items())))
 
     def encode(self, prompt: RenderedPrompt, ids: list[int]) -> list[int]:
         """Return the token ids of `prompt`.

@@ -225,6 +225,13 @@ def test_a_template_that_changes_its_own_tokens_is_refused(pair, where):
         ChatTemplate(source, ours.special_tokens, controls=ours.controls)
 
 
+def test_a_template_that_writes_a_token_character_by_character_is_refused(pair):
+    ours, _ = pair
+    source = "{% for m in messages %}{{ m.content }}{{ ['<', '|', 'im_end', '|', '>'] | join }}{% endfor %}"
+    with pytest.raises(InputError, match="writes them in parts"):
+        ChatTemplate(source, ours.special_tokens, controls=ours.controls)
+
+
 def test_the_template_s_message_has_no_marks(pair):
     ours, _ = pair
     template = ChatTemplate("{{ raise_exception('no <|im_end|> here') }}", {}, controls=ours.controls)
