@@ -56,9 +56,6 @@ class UsageDelivery:
         self._resend_timeout = self._resend_after = resend_timeout
         #: The place of the last event sent, and the number of unconfirmed events up to this place.
         self._cursor = self._unconfirmed = 0
-        #: The last place whose event an earlier process may have sent: up to this place, the ledger
-        #: is asked for the ids before events are sent.
-        self._sent_before = outbox.last_place
         #: The place of the first unconfirmed event, and the time when this place last changed.
         self._first, self._progress_at = 0, clock()
         self._stalled = False
@@ -117,37 +114,22 @@ class UsageDelivery:
         room = min(BATCH_SIZE, window - self._unconfirmed)
         rows = await self._outbox.read(self._cursor, room) if room > 0 else []
         if rows:
-            known: frozenset[str] = frozenset()
-            if rows[0].place <= self._sent_before:
-                known = await self._sink.confirmed([row.event.id for row in rows])
-            missing = [row.event for row in rows if row.event.id not in known]
-            if missing:
-                await self._sink.write(missing)
+            await self._sink.write([row.event for row in rows])
             if not self._unconfirmed:
                 self._progress_at = self._clock()
             self._cursor = rows[-1].place
             self._unconfirmed += len(rows)
-        progress = False
-        if self._unconfirmed:
-            # In the usual case only this batch is unconfirmed, and its ids need not be read from
-            # the file.
-            is_all = self._unconfirmed == len(rows)
-            progress = await self._confirm({row.event.id: row.place for row in rows} if is_all else None)
+        progress = self._unconfirmed > 0 and await self._confirm()
         if not self.behind:
             self._drained.set()
         return len(rows) == BATCH_SIZE or (progress and self._unconfirmed > 0)
 
-    async def _confirm(self, places: dict[str, int] | None) -> bool:
+    async def _confirm(self) -> bool:
         """Delete the oldest events that the ledger has, or schedule them to be sent again.
 
         Return True if events were deleted.
-
-        Args:
-            places: The places of the unconfirmed events by event id; None to read them from the
-                outbox.
         """
-        if places is None:
-            places = await self._outbox.ids(self._cursor, MAX_CONFIRMATIONS)
+        places = await self._outbox.ids(self._cursor, MAX_CONFIRMATIONS)
         known = await self._sink.confirmed(list(places))
         confirmed = [place for event_id, place in places.items() if event_id in known]
         if confirmed:
@@ -162,7 +144,6 @@ class UsageDelivery:
             log.warning(
                 "The ledger has not confirmed %d usage events; the gateway sends them again.", self._unconfirmed
             )
-            self._sent_before = max(self._sent_before, self._cursor)
             self._cursor = self._unconfirmed = 0
             self._stalled, self._progress_at = True, now
             self._resend_after = min(2 * self._resend_after, MAX_RESEND_TIMEOUT)
