@@ -41,19 +41,7 @@ from tests.support.pages import Page, PageServer
 __all__ = ["by", "databases", "folder", "kind", "newest_database", "newest_file", "postgres", "store", "url"]
 
 #: Clears the screen, sets its title, turns text around, hides text, and begins a line of its own.
-HOSTILE = [
-    "\x1b[2J",
-    "\x1b]0;owned\x07",
-    "\x9b31m",
-    "a\u202eb",
-    "a\u2066b",
-    "a\u200bb",
-    "a\nb",
-    "a\rb",
-    "a\u2028b",
-    "\x00",
-    "\x7f",
-]
+HOSTILE = ["\x1b[2J", "\x1b]0;owned\x07", "\x9b31m", *(f"a{one}b" for one in "\u202e\u2066\u200b\n\r\u2028"), *"\0\x7f"]
 
 
 def is_safe(text: str, lines: bool = True) -> bool:

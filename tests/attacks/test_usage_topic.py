@@ -62,6 +62,7 @@ from tests.attacks.harness import MIB, scaled
 from tests.store.conftest import by, databases, folder, kind, newest_database, newest_file, postgres, store, url
 from tests.support.servers import Broker
 from tests.support.usage_rows import high_water_mark
+from tests.support.waiting import stop_tasks
 
 __all__ = ["by", "databases", "folder", "kind", "newest_database", "newest_file", "postgres", "store", "url"]
 
@@ -111,8 +112,7 @@ async def at_work(kafka: KafkaSettings, url: str) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await stop_tasks(task)
 
 
 async def arrived(sink: LedgerSink | KafkaSink, events: list[UsageEvent]) -> None:
@@ -175,8 +175,7 @@ async def test_a_stranger_who_takes_the_next_numbers_of_a_gateway_costs_it_no_ev
         outbox.add([encode_event(one) for one in honest[10:]])
         await arrived(sink, honest)
         await delivery.drain()
-    delivering.cancel()
-    await asyncio.gather(delivering, return_exceptions=True)
+    await stop_tasks(delivering)
     assert delivery.behind == 0
     assert await bill(store) == (len(honest), 3 * len(honest))
     assert await counts(store) == {"not signed by a gateway": 2 * len(forged)}
@@ -194,8 +193,7 @@ async def test_numbers_that_another_event_has_in_the_ledger_do_not_let_an_event_
     delivery = UsageDelivery(outbox, sink)
     delivering = asyncio.create_task(delivery.run())
     await delivery.drain()
-    delivering.cancel()
-    await asyncio.gather(delivering, return_exceptions=True)
+    await stop_tasks(delivering)
     assert await sink.confirmed([one.id for one in again]) == {one.id for one in again}
     assert (await bill(store))[0] == 80
     await sink.close()
@@ -565,11 +563,7 @@ async def test_parked_records_cost_a_few_statements_however_many_they_are(store,
     """Before the fix, each record was a statement: a stranger's 700 a second kept the ledger from honest events."""
     monkeypatch.setattr("llmops.store.dead_letters.MAX_ROWS", 1500)
     statements: list[str] = []
-
-    def note(*given: object) -> None:
-        statements.append(str(given[2]))
-
-    listen(Engine, "before_cursor_execute", note)
+    listen(Engine, "before_cursor_execute", note := lambda *given: statements.append(given[2]))
     for begin in (0, 1000, 1000):
         some = [DeadLetter("not signed by a gateway", "t[0] at 1", b"%d" % one) for one in range(begin, begin + 1000)]
         await store.transact(lambda connection, some=some: add_dead_letters(connection, some, NOON))

@@ -51,30 +51,12 @@ async def beside(card: dict, other: dict | str):
         yield client, triton
 
 
-def _nested(folder) -> None:
-    (folder / "chat_template.jinja").write_text("{% if messages %}" * 300 + "{% endif %}" * 300)
-
-
-def _not_a_template(folder) -> None:
-    (folder / "chat_template.jinja").write_text("{% if %}")
-
-
-def _no_tokenizer(folder) -> None:
-    (folder / "tokenizer.json").unlink()
-
-
-def _deep_config(folder) -> None:
-    (folder / "tokenizer_config.json").write_text("[" * 100_000)
-
-
-def _panicking(folder) -> None:
-    file = folder / "tokenizer.json"
+def _panicking(file) -> None:
     normalizer = {"type": "Precompiled", "precompiled_charsmap": "AA=="}
     file.write_text(json.dumps({**json.loads(file.read_text()), "normalizer": normalizer}))
 
 
-def _one_high_id(folder) -> None:
-    file = folder / "tokenizer.json"
+def _one_high_id(file) -> None:
     spec = json.loads(file.read_text())
     spec["model"]["vocab"][next(reversed(spec["model"]["vocab"]))] = 20_000_000
     file.write_text(json.dumps(spec))
@@ -82,15 +64,16 @@ def _one_high_id(folder) -> None:
 
 TEMPLATE_FAULT = "its chat template cannot be used"
 TOKENIZER_FAULT = "its tokenizer cannot be read"
+NESTED, NO_TEMPLATE = "{% if messages %}" * 300 + "{% endif %}" * 300, "{% if %}"
 FAULTS = [
-    (_nested, TEMPLATE_FAULT),
-    (_not_a_template, TEMPLATE_FAULT),
-    (_no_tokenizer, TOKENIZER_FAULT),
-    (_deep_config, TOKENIZER_FAULT),
+    ("chat_template.jinja", lambda file: file.write_text(NESTED), TEMPLATE_FAULT),
+    ("chat_template.jinja", lambda file: file.write_text(NO_TEMPLATE), TEMPLATE_FAULT),
+    ("tokenizer.json", lambda file: file.unlink(), TOKENIZER_FAULT),
+    ("tokenizer_config.json", lambda file: file.write_text("[" * 100_000), TOKENIZER_FAULT),
     # before, no model of the server was served, and the list of models was never read again
-    (_panicking, TOKENIZER_FAULT),
+    ("tokenizer.json", _panicking, TOKENIZER_FAULT),
     # before, the library printed 20 million numbers: 378 MB
-    (_one_high_id, TOKENIZER_FAULT),
+    ("tokenizer.json", _one_high_id, TOKENIZER_FAULT),
 ]
 
 
@@ -106,9 +89,9 @@ def unready(problem: str) -> dict:
     return {"ready": False, "problem": problem}
 
 
-@pytest.mark.parametrize(("harm", "fault"), FAULTS, ids=lambda one: getattr(one, "__name__", ""))
-async def test_the_others_are_served(card, other, tmp_path, caplog, harm, fault):
-    harm(tmp_path / "engines" / "other")
+@pytest.mark.parametrize(("name", "harm", "fault"), FAULTS)
+async def test_the_others_are_served(card, other, tmp_path, caplog, name, harm, fault):
+    harm(tmp_path / "engines" / "other" / name)
     problem = f"The model other cannot be served: {fault}; the gateway's log says why."
     with caplog.at_level(logging.WARNING):
         async with beside(card, other) as (client, _):
@@ -159,7 +142,7 @@ async def test_a_model_that_is_mended_is_served_and_one_that_breaks_is_not(card,
             return (await client.get("/health/ready")).json()["status"] == expected
 
         assert await has_status("ready")
-        _not_a_template(folder)
+        (folder / "chat_template.jinja").write_text(NO_TEMPLATE)
         triton.other = {**other, "built": 1}
         await eventually(lambda: has_status("degraded"))
         body = {"model": "other", "messages": [{"role": "user", "content": "Hello"}]}
@@ -172,7 +155,7 @@ async def test_a_model_that_is_mended_is_served_and_one_that_breaks_is_not(card,
 
 async def test_a_broken_model_that_takes_long_to_load_is_not_loaded_again_and_again(card, other, tmp_path, monkeypatch):
     """Before, callers of other models waited for 2 s every 30 s, while a tokenizer of 35 MB was read again."""
-    _not_a_template(tmp_path / "engines" / "other")
+    (tmp_path / "engines" / "other" / "chat_template.jinja").write_text(NO_TEMPLATE)
     monkeypatch.setattr(triton_server, "RELOAD_INTERVAL", 0.0)
     attempts = []
 
@@ -193,7 +176,7 @@ async def test_a_broken_model_that_takes_long_to_load_is_not_loaded_again_and_ag
 async def test_a_gateway_whose_only_model_is_broken_is_not_ready(card, tokenizer_dir, tmp_path):
     folder = tmp_path / "only"
     shutil.copytree(tokenizer_dir, folder)
-    _nested(folder)
+    (folder / "chat_template.jinja").write_text(NESTED)
     async with ScriptedTriton({**card, "tokenizer_dir": str(folder)}, lambda tensors: []) as triton:
         app = create_app(GatewaySettings(triton=triton.address, refresh="0.05s"))
         async with app_client(app) as one:

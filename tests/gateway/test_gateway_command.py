@@ -25,15 +25,20 @@ async def start(*arguments: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(*LLMOPS, *arguments, stdin=asyncio.subprocess.DEVNULL, **pipes)
 
 
+async def gateway_on(stack: Stack, *flags: str) -> tuple[asyncio.subprocess.Process, str]:
+    """Start a gateway, and return its process and URL."""
+    process = await start("gateway", "--port", "0", "--triton", f"127.0.0.1:{stack.triton.port}", *flags)
+    line = (await asyncio.wait_for(process.stdout.readline(), GENEROUS)).decode()
+    return process, re.search(r"http://127\.0\.0\.1:\d+", line).group()
+
+
 async def outcome(*arguments: str) -> tuple[int, str, str]:
     done = await asyncio.to_thread(forked_cli.run, *arguments)
     return done.returncode, done.stdout, done.stderr
 
 
 async def test_port_0_prints_the_chosen_port_and_sigterm_ends_with_0(stack):
-    process = await start("gateway", "--port", "0", "--triton", f"127.0.0.1:{stack.triton.port}")
-    line = (await asyncio.wait_for(process.stdout.readline(), GENEROUS)).decode()
-    url = re.search(r"http://127\.0\.0\.1:\d+", line).group()
+    process, url = await gateway_on(stack)
     stack.say("Hello")
     for _ in range(100):
         code, out, _ = await outcome("chat", "--url", url, "--once", "Hi")
@@ -47,11 +52,7 @@ async def test_port_0_prints_the_chosen_port_and_sigterm_ends_with_0(stack):
 
 
 async def test_a_second_signal_waits_for_no_answer_and_says_nothing_but_that(stack):
-    process = await start(
-        "gateway", "--port", "0", "--triton", f"127.0.0.1:{stack.triton.port}", "--log-level", "error"
-    )
-    line = (await asyncio.wait_for(process.stdout.readline(), GENEROUS)).decode()
-    url = re.search(r"http://127\.0\.0\.1:\d+", line).group()
+    process, url = await gateway_on(stack, "--log-level", "error")
     stack.steps(Step((9,)), Step(hang=True))
     async with httpx.AsyncClient(base_url=url, timeout=GENEROUS) as client:
         await eventually(lambda: ready(client))
@@ -88,10 +89,8 @@ async def test_a_gateway_outlives_what_would_take_its_threads_for_ever(card, tok
     guided = {**card, "capabilities": {**card["capabilities"], "guided": ["json_schema", "ebnf_grammar"]}}
     async with running(guided, tokenizer) as stack:
         stack.say("yes")
-        process = await start("gateway", "--port", "0", "--triton", f"127.0.0.1:{stack.triton.port}")
+        process, url = await gateway_on(stack)
         try:
-            line = (await asyncio.wait_for(process.stdout.readline(), GENEROUS)).decode()
-            url = re.search(r"http://127\.0\.0\.1:\d+", line).group()
             async with httpx.AsyncClient(base_url=url, timeout=GENEROUS) as client:
                 await eventually(lambda: ready(client))
                 for name, (fields, status, says) in HOSTILE.items():

@@ -33,7 +33,7 @@ from llmops.store.rollouts import (
     require_open_rollout,
 )
 from tests.store.rollout_process import Replicas, carry_out_forever
-from tests.support.waiting import wait_until
+from tests.support.waiting import stop_tasks, wait_until
 
 NOW = datetime(2026, 11, 25, tzinfo=UTC)
 
@@ -143,8 +143,7 @@ async def carry_out(url: str, until: Callable[[Rollout], bool], rows: Sequence[d
                             await asyncio.sleep(0.05)
                 await asyncio.sleep(0.01)
     finally:
-        job.cancel()
-        await asyncio.gather(job, return_exceptions=True)
+        await stop_tasks(job)
 
 
 async def test_the_job_promotes_a_healthy_canary_and_forgets_its_outcomes(url):

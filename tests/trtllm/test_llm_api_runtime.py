@@ -90,10 +90,15 @@ def test_alternatives_that_the_sampler_lacks_are_not_announced():
         make("1.2.1", capabilities={"top_logprobs": 20})
 
 
-def test_cancel_reaches_the_library(runtime):
+def begin(runtime):
+    """Submit a long answer, and wait for its first tokens."""
     runtime.submit(1, ask([10], 10_000), 0)
     while not list(runtime.step()):
         pass
+
+
+def test_cancel_reaches_the_library(runtime):
+    begin(runtime)
     runtime.cancel(1)
     assert not runtime.has_work()
     wait_until(standin.LLM.made[-1].results[0].aborted)
@@ -137,9 +142,7 @@ def test_an_error_that_ended_a_worker_ends_the_engine(runtime, error):
     executor/executor.py, `_handle_background_error`), of any type but RequestError. What runs gets no answer then;
     `is_shutdown` is what 1.2.1's llmapi/llm.py, `generate_async`, asks before each request.
     """
-    runtime.submit(1, ask([10], 10_000), 0)
-    while not list(runtime.step()):
-        pass
+    begin(runtime)
     standin.LLM.made[-1].background = error
     runtime.submit(2, ask([10], 3), 0)
     with pytest.raises(engine.DeadEngineError, match="a worker was killed"):
@@ -148,9 +151,7 @@ def test_an_error_that_ended_a_worker_ends_the_engine(runtime, error):
 
 def test_an_answer_that_the_library_cancels_is_not_complete(runtime):
     """1.2.1 executor/result.py, `_handle_sequence`: FinishReason.CANCELLED gives the reason "cancelled"."""
-    runtime.submit(1, ask([10], 10_000), 0)
-    while not list(runtime.step()):
-        pass
+    begin(runtime)
     standin.LLM.made[-1].shutting_down = True
     assert collect(runtime)[1][2:] == ("failed", "the engine failed: TensorRT-LLM ended the answer early, as cancelled")
 
