@@ -121,7 +121,7 @@ OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "additiona
         ({"not": {"type": "null"}}, "'not' cannot be enforced"),
         ({"if": OBJECT, "then": OBJECT}, "'if' cannot be enforced"),
         ({"type": "object", "dependentRequired": {"a": ["b"]}}, "'dependentRequired' cannot be enforced"),
-        ({"type": "object", "minProperties": 2}, "'minProperties' of more than"),
+        ({"type": "object", "minProperties": 2}, "'minProperties' cannot be enforced"),
         ({"type": "number", "multipleOf": 0.3}, "'multipleOf' 0.3 needs bounds"),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "'oneOf' whose parts may be valid at the same time"),
         ({"type": "string", "pattern": r"^(a\b)$"}, "'pattern'"),
@@ -172,7 +172,6 @@ def test_an_engine_without_grammars_gets_the_schema_itself():
 def test_an_object_with_no_properties_declared_is_empty_and_one_that_declares_nothing_is_free():
     assert "any_value" not in json_schema_grammar('{"type":"object","properties":{}}', True)
     assert "any_value" in json_schema_grammar('{"type":"object"}', True)
-    assert "any_value" in json_schema_grammar('{"type":"object","properties":{},"minProperties":1}', True)
 
 
 @given(st.lists(st.text("abc", max_size=6), min_size=1), st.text("abc", max_size=6))

@@ -5,7 +5,7 @@ Properties are generated in the order in which the schema declares them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from llmops.gateway.generation.structured.grammar.compile_limits import UnsatisfiableSchemaError, spend_steps
@@ -153,8 +153,10 @@ def object_rule(compiler: ContainerCompiler, flat: FlatSchema, path: str) -> str
     """
     rules, required = compiler.rules, frozenset(flat.get("required", ()))
     properties = _property_schemas(compiler, flat)
+    if not required <= properties.keys():
+        raise UnsatisfiableSchemaError("the schema does not allow all properties of 'required'; allow them")
     members = []
-    for name in _allowed_properties(flat, properties, required):
+    for name in properties:
 
         def value_rule(name: str = name) -> str:
             return rules.add(compiler.value_rule(properties[name], f"{path}/properties/{name}"))
@@ -162,12 +164,8 @@ def object_rule(compiler: ContainerCompiler, flat: FlatSchema, path: str) -> str
         value = value_rule() if name in required else _if_satisfiable(value_rule)
         if value is not None:
             members.append(_Member(json_literal(name), value, name in required))
-    additional, most = _additional_member(compiler, flat, path, properties), flat.get("maxProperties")
-    least = max(flat.get("minProperties", 0) - len(required), 0)
-    if least > 1:
-        compiler.refuse("'minProperties' of more than the required properties and one")
-    room = None if most is None else max(most - len(members), 0)
-    return rules.add(f'"{{" {SPACE} {_object_members(rules, members, additional, room, may_be_empty=not least)}')
+    additional = _additional_member(compiler, flat, path, properties)
+    return rules.add(f'"{{" {SPACE} {_object_members(rules, members, additional)}')
 
 
 def _property_schemas(compiler: ContainerCompiler, flat: FlatSchema) -> dict[str, Schema]:
@@ -194,20 +192,6 @@ def _is_name_allowed(compiler: ContainerCompiler, names: Schema, name: str) -> b
     return has_length and ("enum" not in names or name in names["enum"])
 
 
-def _allowed_properties(flat: FlatSchema, properties: Mapping[str, Schema], required: Set[str]) -> list[str]:
-    """Return the properties that may occur.
-
-    Optional properties are included only as far as `maxProperties` leaves room.
-    """
-    most = flat.get("maxProperties")
-    if not required <= properties.keys() or (most is not None and most < len(required)):
-        raise UnsatisfiableSchemaError("the schema does not allow all properties of 'required'; allow them")
-    room = None if most is None else most - len(required)
-    optional = [name for name in properties if name not in required]
-    left_out = frozenset() if room is None else frozenset(optional[room:])
-    return [name for name in properties if name not in left_out]
-
-
 def _if_satisfiable(make: Callable[[], str]) -> str | None:
     try:
         return make()
@@ -226,7 +210,7 @@ def _additional_member(
     rules, names = compiler.rules, flat.get("propertyNames", True)
     # A function without arguments declares `properties` without a property; an object of any form
     # lacks the keyword.
-    is_open = not properties and ("properties" not in flat or bool(flat.get("minProperties")))
+    is_open = not properties and "properties" not in flat
     rest: Any = flat.get("additionalProperties", flat.get("unevaluatedProperties", is_open))
     if "patternProperties" in flat:
         rest = True  # Not enforced, so any name may belong to a pattern.
@@ -243,24 +227,15 @@ def _additional_member(
     return None if made is None else f"{key} {_COLON} {made}"
 
 
-def _object_members(
-    rules: GrammarBuilder, members: list[_Member], additional: str | None, room: int | None, may_be_empty: bool
-) -> str:
+def _object_members(rules: GrammarBuilder, members: list[_Member], additional: str | None) -> str:
     """Return the rule for the text after `{`. Optional members may be absent, but not reordered.
 
     Args:
         rules: The grammar.
         members: The declared members.
         additional: The rules for a member with an undeclared name; None to allow no such member.
-        room: The maximum number of additional members; None without a maximum.
-        may_be_empty: True if no member except the required ones is needed.
     """
-    more = first_additional = ""
-    if additional is not None:
-        more = _repeated(rules, f"{_COMMA} {additional}", 0, room)
-        if room is None or room > 0:
-            others = _repeated(rules, f"{_COMMA} {additional}", 0, None if room is None else room - 1)
-            first_additional = f"{additional} {others}"
+    more = _repeated(rules, f"{_COMMA} {additional}", 0, None) if additional is not None else ""
     last_required = max((at for at, member in enumerate(members) if member.required), default=-1)
     # Rule for the text after the first `n` declared members were decided and at least one was
     # written, by `n`.
@@ -279,13 +254,8 @@ def _object_members(
             # other declared member follows.
             following = f"{following} | {after[-1]}"
         after[at] = rules.add(following)
-    choices = [f"{first_additional} {_END_OBJECT}"] if first_additional else []
-    if may_be_empty:
-        choices.append('"}"')
-    rest = rules.add(" | ".join(choices)) if choices else None
+    rest = rules.add(f'{additional} {more} {_END_OBJECT} | "}}"' if additional is not None else '"}"')
     for at in range(len(members) - 1, -1, -1):
-        skipped = [] if rest is None or members[at].required else [rest]
+        skipped = [] if members[at].required else [rest]
         rest = rules.add(" | ".join([member_rule(at), *skipped]))
-    if rest is None:
-        raise UnsatisfiableSchemaError("'minProperties' is more than the properties that the schema allows; lower it")
     return rest

@@ -20,8 +20,8 @@ Schema = Mapping[str, Any] | bool
 FlatSchema = dict[str, Any]
 
 _TIGHTEN: dict[str, Callable[[Any, Any], Any]] = {
-    **dict.fromkeys(("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties"), max),
-    **dict.fromkeys(("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"), min),
+    **dict.fromkeys(("minimum", "exclusiveMinimum", "minLength", "minItems"), max),
+    **dict.fromkeys(("maximum", "exclusiveMaximum", "maxLength", "maxItems"), min),
 }
 
 #: Keywords that apply other schemas to the same value.
@@ -30,7 +30,8 @@ APPLICATOR_KEYWORDS = ("$ref", "allOf", "anyOf", "oneOf")
 #: Keywords that no grammar of this package enforces.
 UNENFORCED_KEYWORDS = (
     "not", "if", "then", "else", "contains", "minContains", "maxContains", "dependentRequired", "dependentSchemas",
-    "dependencies", "patternProperties", "unevaluatedItems", "$dynamicRef", "$recursiveRef",
+    "dependencies", "minProperties", "maxProperties", "patternProperties", "unevaluatedItems", "$dynamicRef",
+    "$recursiveRef",
 )  # fmt: skip
 
 #: All keywords that determine which values are valid. Other keywords are annotations.
