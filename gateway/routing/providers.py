@@ -293,7 +293,8 @@ class ProviderStream(TokenStream):
     """The deltas of an answer of a provider.
 
     Attributes:
-        usage: The token counts that the provider reported, or None before its last event.
+        usage: The token counts that the provider reported for the whole answer, or None before the
+            stream's end.
     """
 
     def __init__(self, provider: Provider, body: Mapping[str, Any], context_tokens: int) -> None:
@@ -346,7 +347,7 @@ class ProviderStream(TokenStream):
             await self._events.put(self._unusable(what))
 
     async def _read(self) -> None:
-        provider, finished = self._provider, False
+        provider, finished, counts = self._provider, False, None
         async with provider.client.stream("POST", provider.url, json=self._body) as response:
             if response.status_code != 200:
                 raise self._refusal(response)
@@ -362,15 +363,18 @@ class ProviderStream(TokenStream):
                 chunk = _ProviderChunk.model_validate_json(line[5:])
                 if chunk.error is not None:
                     raise self._unusable("the stream has an error event")
-                if chunk.usage is not None:
-                    self.usage = bounded_usage(chunk.usage.usage(), self._body, self._context_tokens)
+                finished = finished or any(choice.finish_reason is not None for choice in chunk.choices)
+                # Counts that a later part of the answer does not repeat leave that part out.
+                if chunk.usage is not None or not finished:
+                    counts = chunk.usage
                 for choice in chunk.choices:
                     if choice.index >= self._body.get("n", 1):
                         raise self._unusable("the stream has a choice that was not requested")
-                    finished = finished or choice.finish_reason is not None
                     await self._events.put(ProviderBatch.of(choice))
         if not finished:
             raise self._unusable("the stream ended before the answer was complete")
+        if counts is not None:
+            self.usage = bounded_usage(counts.usage(), self._body, self._context_tokens)
         await self._events.put(None)
 
     def _refusal(self, response: httpx.Response) -> ApiError:

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 import uvloop
 from tritonclient.grpc import service_pb2
@@ -26,7 +27,15 @@ from llmops.gateway.interfaces import TokenBatch, Usage
 from llmops.gateway.ratelimit.buckets import Limit, Settlement
 from llmops.gateway.ratelimit.redis import RedisLimiter
 from llmops.gateway.routing.placement.prefix_index import PrefixIndex
-from llmops.gateway.routing.providers import ChunkChoice, ProviderBatch, ProviderDelta, bounded_usage
+from llmops.gateway.routing.providers import (
+    ChunkChoice,
+    Provider,
+    ProviderBatch,
+    ProviderDelta,
+    ProviderError,
+    bounded_usage,
+)
+from llmops.gateway.settings import ProviderSettings
 from llmops.gateway.triton.model_metadata import parse_model_metadata
 from llmops.gateway.triton.request_writer import RequestWriter
 from llmops.gateway.triton.step_stream import StepStreamTransport, StepSubscription
@@ -233,6 +242,33 @@ def test_a_provider_reports_no_more_tokens_than_a_request_can_have_caused() -> N
     assert counted.completion_tokens == counted.reasoning_tokens == 20
     assert counted.prompt_tokens == counted.cached_tokens < 1200
     assert bounded_usage(Usage(30, 12, 4, None), body, 10**6) == Usage(30, 12, 4, None)
+
+
+async def test_only_counts_of_the_whole_answer_replace_the_estimate() -> None:
+    """Before the fix, counts of 0 in the first event made the rest of an answer free of charge."""
+    none, whole = ({"prompt_tokens": count, "completion_tokens": count} for count in (0, 7))
+    text, end = {"choices": [{"delta": {"content": "word"}}]}, {"choices": [{"finish_reason": "stop"}]}
+
+    async def counted(*events: dict[str, Any]) -> Usage | None:
+        body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+        sent, headers = httpx.ByteStream(body.encode()), {"content-type": "text/event-stream"}
+        answer = httpx.Response(200, headers=headers, stream=sent)
+        provider = Provider("cloud", ProviderSettings(url="https://cloud.example"), 1.0)
+        provider.client = httpx.AsyncClient(transport=httpx.MockTransport(lambda request: answer))
+        stream = provider.model("big").open({})
+        with contextlib.suppress(ProviderError):
+            async for _ in stream:
+                pass
+        return stream.usage
+
+    assert await counted(text | {"usage": none}, text) is None
+    assert await counted(text | {"usage": none}, text, end) is None
+    counts = Usage(7, 7, 0, None)
+    for events in (
+        [text, end, {"usage": whole}],
+        [text | {"usage": none}, text | {"usage": whole}, end | {"usage": whole}],
+    ):
+        assert await counted(*events) == counts
 
 
 class SilentTriton(ScriptedTriton):
