@@ -5,9 +5,9 @@ The values' types are in `helm_schema.py`, and all other values in deploy/helm/l
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import PurePath, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from llmops.build.plan.gpu_specs import find_gpu
@@ -92,7 +92,7 @@ def make_helm_values(
         **({"monitoring": {"groups": groups}} if groups else {}),
         **({"network": {"backends": found}} if (found := egress_rules(settings)) else {}),
     }
-    return HelmValues(values, [*_notes(settings, cluster), *_notes_on_models(loaded, sizes, values)])
+    return HelmValues(values, [*_notes(settings, cluster, values), *_notes_on_models(loaded, sizes, values)])
 
 
 def _pool_names(models: Mapping[str, ModelSection]) -> dict[str, str]:
@@ -170,14 +170,6 @@ def _reject_passwords(name: str, value: Any) -> None:
         _reject_passwords(f"{name}.{key}", one)
 
 
-def _files(name: str, value: Any) -> Iterator[tuple[str, PurePath]]:
-    """Yield each file or folder among the settings, with the setting's name."""
-    if isinstance(value, PurePath):
-        yield name, value
-    for key, one in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
-        yield from _files(f"{name}.{key}", one)
-
-
 def _pool(
     name: str, model: ModelSection, repository: PurePosixPath, found: PlannedReplicas | None, sizes: ModelSizes | None
 ) -> dict[str, Any]:
@@ -242,31 +234,17 @@ def _quantising_gpus(flags: Mapping[str, Any], sizes: ModelSizes) -> int:
     return math.ceil(sizes.build_gpu / find_gpu(flags["gpu"]).memory) if "gpu" in flags else 1
 
 
-def _notes(settings: GatewaySettings, cluster: ClusterResources) -> list[str]:
+def _notes(settings: GatewaySettings, cluster: ClusterResources, values: Mapping[str, Any]) -> list[str]:
     missing = [name for name in ("gateway", "engine", "build") if name not in cluster.images]
     notes = []
     if missing:
         flags = ", ".join(f"--{name}-image" for name in missing)
         notes.append(f"Images are not named: push them and give {flags}, or set image.{{{','.join(missing)}}}.")
-    if settings.store is not None:
-        notes.append(f"Create the Secret {STORE} with the key url: the store's URL, with its password.")
-    elif not settings.open:
+    if settings.store is None and not settings.open:
         notes.append("The file names no store, which the chart needs: set gateway.store, or gateway.open: true.")
-    if settings.redis is not None:
-        notes.append(f"Create the Secret {REDIS} with the key url.")
-    if settings.kafka is not None and settings.kafka.user:
-        notes.append(f"Create the Secret {KAFKA} with the key password.")
-    if settings.kafka is not None:
-        notes.append(f"Create the Secret {SIGNING} with the key keys: a random text (`openssl rand -hex 32`).")
-    if variables := _variables(settings):
-        notes.append(f"Create the Secret {ENVIRONMENT} with the keys {', '.join(variables)}, which gateways read.")
-    given = settings.model_dump(exclude={"usage": {"outbox"}, "kafka": True})
-    notes += [
-        f"Pods have no {path}, which {name} names: put what they read on the claim, and name it below "
-        f"{cluster.mounted}, where they cannot write."
-        for name, path in _files("gateway", given)
-        if not path.is_relative_to(cluster.mounted)
-    ]
+    if secrets := values.get("secrets"):
+        keys = [f"{one['name']} ({one.get('key') or ', '.join(_variables(settings))})" for one in secrets.values()]
+        notes.append(f"Create these Secrets with the keys in brackets, as docs/kubernetes.md says: {'; '.join(keys)}.")
     return notes
 
 
@@ -289,12 +267,6 @@ def _notes_on_models(
         for pool, found in values["engines"].items()
         if found.get("nodes", 1) > 1
     ]
-    for name, model in models.items():
-        found, gpu = sizes[name], model.build.gpu
-        if found is not None and gpu is not None and found.build_gpu > PER_NODE * find_gpu(gpu).memory:
-            notes.append(
-                f"Quantising {name} needs more GPU memory than a node of {PER_NODE} {gpu} has: build it elsewhere."
-            )
     if known:
         space = math.ceil(sum(one.checkpoint + one.disk for one in known) / _GIB)
         notes.append(f"The claim needs about {space} GiB for checkpoints and engines.")
