@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +33,7 @@ from llmops.errors import InputError
 from llmops.gateway.replica_address import parse_replica
 from llmops.objectives import AVAILABILITY, PERCENTILES, Objective, parse_share
 from llmops.units import Seconds
-from llmops.urls import http_url_problem, is_loopback, is_secure_url
+from llmops.urls import http_url_problem, is_secure_url
 from llmops.validation_errors import explain_first_error
 from llmops.yaml_files import read_yaml
 
@@ -430,9 +429,9 @@ class ResumeSettings(_Section):
     lease: Annotated[_PositiveDuration, Field(ge=0.5)] = Seconds(5)
 
 
-def _check_page_url(url: str | None) -> str | None:
-    if url is not None and http_url_problem(url):
-        raise ValueError("this is not the URL of a Prometheus server; write one such as http://127.0.0.1:9090")
+def _check_url(url: str) -> str:
+    if http_url_problem(url):
+        raise ValueError("this is not a URL; write one such as http://127.0.0.1:9090")
     return url
 
 
@@ -447,20 +446,16 @@ class WebSettings(_Section):
     """
 
     hosts: list[str] = Field(default_factory=list)
-    prometheus: Annotated[str | None, AfterValidator(_check_page_url)] = None
+    prometheus: Annotated[str, AfterValidator(_check_url)] | None = None
 
 
-def _check_https(url: str | None) -> str | None:
-    if url is None:
-        return None
-    if http_url_problem(url):
-        raise ValueError("this is not a URL; write one such as https://login.example/realms/acme")
+def _check_https(url: str) -> str:
     if not is_secure_url(url):
         raise ValueError("anyone on the network can read or change what is sent without https; name an https URL")
     return url
 
 
-_Url = Annotated[str, AfterValidator(_check_https)]
+_Url = Annotated[str, AfterValidator(_check_url), AfterValidator(_check_https)]
 
 
 class RulesFilterSettings(_Section):
@@ -611,10 +606,8 @@ class SafetySettings(_Section):
         for policy in (self.policy, *self.tenants.values()):
             unknown = {*policy.prompt, *policy.answer} - set(self.filters)
             if unknown:
-                wrong, known = sorted(unknown)[0], sorted(self.filters)
-                near = difflib.get_close_matches(wrong, known, n=1)
-                advice = f"name {near[0]}, or describe it in `filters`" if near else "describe it in `filters`"
-                raise ValueError(f"a policy names the filter {wrong}, which `filters` does not describe; {advice}")
+                wrong = sorted(unknown)[0]
+                raise ValueError(f"a policy names the filter {wrong}, which is not in `filters`; describe it there")
         return self
 
 
@@ -747,14 +740,18 @@ class OidcSettings(_Section):
     refresh: Annotated[_PositiveDuration, Field(ge=10)] = Seconds(300)
 
 
-def _check_brokers(servers: str) -> str:
-    for one in servers.split(","):
-        host, _, port = one.strip().rpartition(":")
-        if not host or "/" in host or not port.isdecimal():
-            # A password may precede an @ by mistake, and must not be shown.
-            shown = one.rpartition("@")[2]
-            raise ValueError(f"{shown!r} is not HOST:PORT of a Kafka broker; write an address such as 127.0.0.1:9092")
-    return servers
+# gRPC defines these schemes of server names: https://github.com/grpc/grpc/blob/master/doc/naming.md
+_GRPC_SCHEMES = ("dns:", "unix:", "unix-abstract:", "ipv4:", "ipv6:")
+
+
+def _check_address(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    known = address.startswith(_GRPC_SCHEMES)
+    if not known and (not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536):
+        # A password may precede an @ by mistake, and must not be shown.
+        shown = address.rpartition("@")[2]
+        raise ValueError(f"{shown!r} is not HOST:PORT; write an address such as 127.0.0.1:8001")
+    return address
 
 
 class KafkaSettings(_Section):
@@ -772,7 +769,7 @@ class KafkaSettings(_Section):
         signing_keys_file: A file with a key per line, as an alternative to `signing_keys`.
     """
 
-    servers: Annotated[str, AfterValidator(_check_brokers)]
+    servers: Annotated[str, AfterValidator(lambda servers: ",".join(map(_check_address, servers.split(","))))]
     topic: str = "llmops.usage"
     tls: bool = False
     user: str | None = None
@@ -782,9 +779,7 @@ class KafkaSettings(_Section):
     signing_keys_file: Path | None = None
 
 
-def _check_receiver(url: str) -> str:
-    if http_url_problem(url):
-        raise ValueError("this is not the URL of an OTLP receiver; write one such as http://127.0.0.1:4318")
+def _add_path(url: str) -> str:
     return url if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1/traces"
 
 
@@ -800,14 +795,10 @@ class TraceSettings(_Section):
         queue: The maximum number of traces that wait to be sent.
     """
 
-    endpoint: Annotated[str, AfterValidator(_check_receiver)]
+    endpoint: Annotated[str, AfterValidator(_check_url), AfterValidator(_add_path)]
     ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
     per_second: Annotated[int, Field(gt=0)] = 50
     queue: Annotated[int, Field(gt=0)] = 2048
-
-
-# gRPC defines these schemes of server names: https://github.com/grpc/grpc/blob/master/doc/naming.md
-_GRPC_SCHEMES = ("dns:", "unix:", "unix-abstract:", "ipv4:", "ipv6:")
 
 
 def _split(value: Any) -> Any:
@@ -838,23 +829,7 @@ def _check_redis_url(url: str | None) -> str | None:
     return url
 
 
-def _check_grpc_address(address: str) -> str:
-    host, _, port = address.rpartition(":")
-    known = address.startswith(_GRPC_SCHEMES)
-    if not known and (not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536):
-        raise ValueError(
-            f"{address!r} is not HOST:PORT of Triton's gRPC endpoint; write an address such as 127.0.0.1:8001"
-        )
-    return address
-
-
 _AliasModels = Annotated[list[str], Field(min_length=1)]
-
-
-def _listed_models(models: Any) -> Any:
-    if isinstance(models, str):
-        raise ValueError(f"it must be a list of models; write [{models}]")
-    return models
 
 
 class GatewaySettings(_Section):
@@ -913,7 +888,7 @@ class GatewaySettings(_Section):
         log_level: The minimum level of logged messages.
     """
 
-    triton: Annotated[str, AfterValidator(_check_grpc_address)] = "127.0.0.1:8001"
+    triton: Annotated[str, AfterValidator(_check_address)] = "127.0.0.1:8001"
     replicas: Annotated[
         list[Annotated[str, AfterValidator(_check_replica)]],
         BeforeValidator(_split, json_schema_input_type=list[str] | str),
@@ -924,9 +899,7 @@ class GatewaySettings(_Section):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 9000
     models: dict[str, ModelOverrides] = Field(default_factory=dict)
-    aliases: dict[str, Annotated[_AliasModels | RoutedAlias, BeforeValidator(_listed_models)]] = Field(
-        default_factory=dict
-    )
+    aliases: dict[str, _AliasModels | RoutedAlias] = Field(default_factory=dict)
     providers: dict[str, ProviderSettings] = Field(default_factory=dict)
     slo: SloSettings = SloSettings()
     tiers: dict[str, TierSettings] = Field(default_factory=dict, validate_default=True)
@@ -993,12 +966,7 @@ class GatewaySettings(_Section):
 
     @model_validator(mode="after")
     def _overflow_ends(self) -> GatewaySettings:
-        for name, provider in self.providers.items():
-            parts = urlsplit(provider.url)
-            host = parts.hostname or ""
-            own = host in (self.host, socket.gethostname()) or is_loopback(host)
-            if own and (parts.port or {"https": 443}.get(parts.scheme, 80)) == self.port:
-                raise ValueError(f"the provider {name} has the address of this gateway itself; name another server")
+        for name in self.providers:
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
                 raise ValueError(
                     f"{name!r} cannot be a provider's name; use letters, digits, dots, hyphens and underscores"

@@ -175,11 +175,10 @@ SETTINGS = {
     ),
     "safety: {filters: {secrets: {kind: rules, words: [a]}}, policy: {prompt: [secretz]}}": (
         "The setting `safety` (flags, environment or gateway.yaml) is not usable: a policy names the filter secretz, "
-        "which `filters` does not describe; name secrets, or describe it in `filters`."
+        "which is not in `filters`; describe it there."
     ),
     "aliases: {gpt-4: smart}": (
-        "The setting `aliases.gpt-4` (flags, environment or gateway.yaml) is not usable: it must be a list of models; "
-        "write [smart]."
+        "The setting `aliases.gpt-4` (flags, environment or gateway.yaml) is not usable: it must be a list."
     ),
     "aliases: {gpt-4: [smart], smart: [smollm2]}": (
         "The setting `aliases` (flags, environment or gateway.yaml) is not usable: the alias gpt-4 names the alias "

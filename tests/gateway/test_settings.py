@@ -96,8 +96,6 @@ ISSUER = "issuer: https://login.example"
         (f"{CLOUD}aliases: {{a: [cloud/big, tiny]}}", "must name models of this gateway first"),
         (f"{CLOUD}aliases: {{a: [b], b: [a]}}", "names the alias b"),
         (f"{CLOUD}aliases: {{a: {{small: b, large: c, overflow: [d]}}}}", "must name models of providers"),
-        (f"{CLOUD}port: 443", "this gateway itself"),
-        (f"{CLOUD.replace('localhost', 'cloud.example')}host: cloud.example\nport: 443", "this gateway itself"),
         ("providers: {cloud: {url: 'http://cloud.example/v1'}}", "without https"),
         ("providers: {cloud: {url: 'https://user:secret@cloud.example/v1'}}", "a key in a URL appears in logs"),
         ("providers: {cloud: {url: 'https://a.example/v1', key_env: A, key_file: b}}", "set exactly one of"),

@@ -67,7 +67,7 @@ def test_merged_keys_may_be_overwritten(tmp_path):
         ("usage: {when_full: wait}", "`usage.when_full`", "it must be 'refuse' or 'serve'"),
         ("open: perhaps", "`open`", "it must be true or false"),
         ("limits: 5", "`limits`", "it must be a mapping of names to values"),
-        ("triton: nowhere", "`triton`", "'nowhere' is not HOST:PORT of Triton's gRPC endpoint"),
+        ("triton: nowhere", "`triton`", "'nowhere' is not HOST:PORT; write an address"),
     ],
 )
 def test_a_setting_that_does_not_fit_is_refused_in_our_words(tmp_path, text, place, said):
