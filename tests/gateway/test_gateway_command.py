@@ -76,16 +76,14 @@ def multiplied(levels: int) -> dict:
     return {"$defs": {**parts, f"d{levels}": {"type": "object"}}, "allOf": [{"$ref": "#/$defs/d0"}] * 2}
 
 
-SLOW = {"enum": ["a" * 40 + "!"], "pattern": "^(a+)+$"}
 HOSTILE = {
-    "pattern": ({"guided_json": SLOW}, 400, "no value of 'enum' satisfies the rest"),
     "references": ({"guided_json": multiplied(10)}, 200, "yes"),
     "grammar": ({"guided_grammar": "root ::= " + "[" * 30_000}, 400, "is not closed"),
 }
 
 
 async def test_a_gateway_outlives_what_would_take_its_threads_for_ever(card, tokenizer):
-    """A process of its own: a matcher that goes back would stop the test as well. Twice, as there are two threads."""
+    """A process of its own: work without an end would stop the test as well. Twice, as there are two threads."""
     guided = {**card, "capabilities": {**card["capabilities"], "guided": ["json_schema", "ebnf_grammar"]}}
     async with running(guided, tokenizer) as stack:
         stack.say("yes")
