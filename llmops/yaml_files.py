@@ -132,27 +132,13 @@ class _DuplicateKeyError(yaml.constructor.ConstructorError):
 
 def _explain(error: yaml.YAMLError, text: str) -> str:
     """Return the position of a syntax error, with advice for common mistakes."""
-    mark, problem = getattr(error, "problem_mark", None), str(getattr(error, "problem", None) or "")
+    mark = getattr(error, "problem_mark", None)
     if isinstance(error, yaml.reader.ReaderError):
         line = text[: error.position].count("\n") + 1
         return f" (line {line}): a character there cannot be printed; remove it"
     if mark is None:
         return ""
-    at = f" (line {mark.line + 1}, column {mark.column + 1})"
-    advice = next((text for part, text in _MISTAKES if part in problem), "check the indentation and the colons there")
-    return f"{at}: {advice}"
-
-
-_MISTAKES = (
-    ("'\\t'", "a tab cannot indent YAML; use spaces"),
-    (
-        "mapping values are not allowed",
-        "a colon with a space begins a value there, where no value may begin; quote the text, or check the line before",
-    ),
-    ("could not find expected ':'", "a key there has no colon"),
-    ("undefined alias", "*NAME refers to an anchor that the file does not have; quote a text that begins with *"),
-    ("could not determine a constructor", "a tag (!NAME) there is not allowed; quote a text that begins with !"),
-    ("found unexpected end of stream", "a quote or bracket is never closed"),
-    ("expected ',' or", "a bracket is never closed, or a comma is missing"),
-    ("cannot start any token", "quote a text that begins with @, ` or %"),
-)
+    return (
+        f" (line {mark.line + 1}, column {mark.column + 1}): indent with spaces, close all quotes and brackets, and "
+        "quote texts with special characters"
+    )
