@@ -37,10 +37,10 @@ from llmops.gateway.schemas.conversation_requests import (
 from llmops.gateway.schemas.response_schemas import (
     ChatCompletion,
     ConversationItem,
-    ConversationItems,
     ConversationList,
     ConversationObject,
     DeletedConversations,
+    ItemList,
     StoppedRunResponse,
 )
 from llmops.gateway.settings import GatewaySettings
@@ -202,8 +202,8 @@ class ConversationRoutes:
         add("POST", one, lazy("openai_change"), "Change a conversation's metadata", ConversationObject,
             body=ConversationRequest)  # fmt: skip
         add("DELETE", one, lazy("delete"), "Delete a conversation (OpenAI)", DeletedConversations)
-        add("POST", f"{one}/items", lazy("openai_add_items"), "Add items", ConversationItems, body=ItemsRequest)
-        add("GET", f"{one}/items", lazy("openai_items"), "List a conversation's items", ConversationItems,
+        add("POST", f"{one}/items", lazy("openai_add_items"), "Add items", ItemList, body=ItemsRequest)
+        add("GET", f"{one}/items", lazy("openai_items"), "List a conversation's items", ItemList,
             query_parameters=ITEM_PAGE_PARAMETERS)  # fmt: skip
         item = f"{one}/items/{{item_id}}"
         add("GET", item, lazy("openai_item"), "Get an item", ConversationItem)

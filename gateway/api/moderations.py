@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Sequence
 from itertools import count
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llmops.gateway.api.generation_response import json_response
-from llmops.gateway.errors import InvalidRequestError, UnsupportedError
 from llmops.gateway.generation.app_state import AppState
 from llmops.gateway.generation.prompt_limits import check_prompt_characters
 from llmops.gateway.http.middleware import GatewayApp
@@ -33,10 +32,17 @@ OPENAI_CATEGORIES = (
 )
 
 
+class ModerationText(RequestModel):
+    """A text to judge. Other types of input, such as images, are not supported."""
+
+    type: Literal["text"]
+    text: str
+
+
 class ModerationRequest(RequestModel):
     """A request to judge texts with the gateway's safety filters. `model` has no effect."""
 
-    input: str | Annotated[list[str | dict[str, Any]], Field(min_length=1, max_length=64)]
+    input: str | Annotated[list[str | ModerationText], Field(min_length=1, max_length=64)]
     model: str | None = None
 
 
@@ -59,7 +65,8 @@ class ModerationsEndpoint:
     async def create(self, request: Request) -> Response:
         """Return a result for each text, in the order of the texts."""
         body = await self._service.intake.load(ModerationRequest, request)
-        texts = [body.input] if isinstance(body.input, str) else [_text(one, at) for at, one in enumerate(body.input)]
+        parts = [body.input] if isinstance(body.input, str) else body.input
+        texts = [one if isinstance(one, str) else one.text for one in parts]
         check_prompt_characters(sum(map(len, texts)), self._service.limits, "input")
         context = context_of(request)
         if context.reservation is not None:
@@ -98,15 +105,3 @@ def text_embedder(models: ModelLookup[EmbeddingModel]) -> Embed:
         return await model.embed([model.tokenizer.frame.ids(row) for row in ids], f"text {next(calls)}")
 
     return embed
-
-
-def _text(part: str | dict[str, Any], at: int) -> str:
-    if isinstance(part, str):
-        return part
-    if part.get("type") != "text":
-        raise UnsupportedError(
-            "Only text can be judged; leave other types of input out, such as images.", param=f"input[{at}]"
-        )
-    if not isinstance(part.get("text"), str):
-        raise InvalidRequestError(f"input[{at}].text must be a string.", param=f"input[{at}].text")
-    return str(part["text"])

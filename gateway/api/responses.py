@@ -47,7 +47,7 @@ from llmops.gateway.http.request_context import RequestContext, context_of
 from llmops.gateway.http.sse import DisconnectWatcher, EventSource, EventStreamResponse, openai_error_event
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.schemas.chat_request import ChatRequest
-from llmops.gateway.schemas.response_schemas import DeletedResponse, InputItems, InputTokenCount, ResponseObject
+from llmops.gateway.schemas.response_schemas import DeletedResponse, InputTokenCount, ItemList, ResponseObject
 from llmops.gateway.schemas.responses_request import ResponsesRequest
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class ResponsesEndpoints:
             "POST", f"{one}/cancel", self.cancel, "Cancel a response", ResponseObject, path_parameters=path
         )
         app.add_endpoint(
-            "GET", f"{one}/input_items", self.input_items, "List a response's input", InputItems, path_parameters=path,
+            "GET", f"{one}/input_items", self.input_items, "List a response's input", ItemList, path_parameters=path,
             query_parameters=ITEM_PAGE_PARAMETERS,
         )  # fmt: skip
 
@@ -150,7 +150,7 @@ class ResponsesEndpoints:
         context.work_bytes = max(context.work_bytes, max_rendered_characters(chat.messages))
         builder = ResponseBuilder(new_response(body, model, context.service_tier), tools.origins)
         if turn is not None:
-            builder.response["conversation"] = {"id": _conversation_of(body)}
+            builder.response["conversation"] = {"id": body.conversation_id}
         store = self._store if self._is_to_be_stored(body, own, builder, context) else None
         saver = ResponseSaver(store, turn.add if turn is not None else None, context.caller.group)
         whole = not (body.stream or body.background)
@@ -336,7 +336,7 @@ class ResponsesEndpoints:
 
     async def _turn(self, body: ResponsesRequest, context: RequestContext) -> ResponseTurn | None:
         """Return the conversation that the request names, or None if it names no conversation."""
-        conversation_id = _conversation_of(body)
+        conversation_id = body.conversation_id
         if conversation_id is None:
             return None
         if body.previous_response_id is not None:
@@ -441,19 +441,6 @@ class ResponsesEndpoints:
 
 def _own_items(body: ResponsesRequest) -> list[Item]:
     return [ensure_item_id(item, "input") for item in parse_input_items(body.input)]
-
-
-def _conversation_of(body: ResponsesRequest) -> str | None:
-    """Return the id of the conversation that the request names, or None.
-
-    Raises:
-        InvalidRequestError: `conversation` has another form.
-    """
-    conversation = body.conversation
-    conversation_id = conversation.get("id") if isinstance(conversation, dict) else conversation
-    if conversation is not None and not isinstance(conversation_id, str):
-        raise InvalidRequestError("conversation must be an id, or an object with an id.", param="conversation")
-    return conversation_id
 
 
 def _first_event(request: Request) -> int | None:

@@ -154,8 +154,8 @@ class InputTokenCount(ResponseModel):
     input_tokens: int
 
 
-class InputItems(ResponseModel):
-    """A page of the items of a response's input, by default the newest first."""
+class ItemList(ResponseModel):
+    """A page of the items of a response's input or of a conversation, the newest first by default."""
 
     object: Literal["list"]
     data: list[dict[str, Any]]
@@ -239,16 +239,6 @@ class ConversationItem(ResponseModel):
 
     id: str
     type: str
-
-
-class ConversationItems(ResponseModel):
-    """A page of the items of a conversation."""
-
-    object: Literal["list"]
-    data: list[dict[str, Any]]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class StoppedRunResponse(ResponseModel):

@@ -36,6 +36,12 @@ class ReasoningChoice(RequestModel):
     summary: str | None = Field(default=None, description="Ignored.")
 
 
+class ConversationReference(RequestModel):
+    """A reference to a conversation."""
+
+    id: str
+
+
 class ResponsesRequest(RequestModel):
     """A request for a response.
 
@@ -68,7 +74,7 @@ class ResponsesRequest(RequestModel):
     user: Annotated[str, Field(max_length=512)] | None = None
     truncation: Literal["auto", "disabled"] | None = Field(default=None, description='Only "disabled" is supported.')
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(default=None, description="Rejected unless 0.")
-    conversation: str | dict[str, Any] | None = Field(
+    conversation: str | ConversationReference | None = Field(
         default=None,
         description="The conversation to continue: its items precede `input`, and input and answer are added to it.",
     )
@@ -83,3 +89,8 @@ class ResponsesRequest(RequestModel):
     )
     prompt_cache_retention: str | None = Field(default=None, description="Ignored.")
     stream_options: dict[str, Any] | None = Field(default=None, description="Ignored.")
+
+    @property
+    def conversation_id(self) -> str | None:
+        """Return the id of the conversation that the request names, or None."""
+        return self.conversation.id if isinstance(self.conversation, ConversationReference) else self.conversation

@@ -84,7 +84,6 @@ def test_tools_together_with_a_json_answer():
         ([], "required", None, "tool_choice"),
         ([tool("f"), tool("f")], "auto", None, "tools[1]"),
         ([tool("f", {"type": "wrong"})], "auto", None, "tools[0].function.parameters"),
-        ([tool(f"f{i}") for i in range(600)], "auto", None, "tools"),
         ([tool("f")], "auto", Guide("regex", "a"), "response_format"),
     ],
 )

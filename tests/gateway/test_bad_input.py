@@ -38,6 +38,7 @@ async def test_refused_with_its_param(stack):
         ({"top_logprobs": 3}, "top_logprobs", None), ({"min_p": 0.1}, "min_p", "unsupported_parameter"),
         ({"stream_options": {"include_usage": True}}, "stream_options", None),
         ({"functions": [{"name": "f"}]}, "functions", None),
+        ({"tools": [{"type": "function", "function": {"name": f"f{at}"}} for at in range(129)]}, "tools", None),
         ({"modalities": ["text", "audio"]}, "modalities", None),
         ({"web_search_options": {}}, "web_search_options", None), ({"seed": 2**70}, "seed", None),
         ({"prediction": {"type": "content", "content": "x"}}, "prediction", "unsupported_parameter"),

@@ -37,8 +37,6 @@ from llmops.gateway.generation.structured.schema_validation import (
 from llmops.gateway.interfaces import Guide
 from llmops.gateway.schemas.chat_request import AllowedToolsChoice, NamedToolChoice, Tool, ToolChoice
 
-MAX_TOOLS = 512
-
 
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
@@ -131,8 +129,6 @@ class FirstCallOnly(ProcessorChain):
 
 
 def _validate_tools(tools: Sequence[Tool], limits: SchemaLimits) -> dict[str, Tool]:
-    if len(tools) > MAX_TOOLS:
-        raise InvalidRequestError(f"{len(tools)} tools were given; send at most {MAX_TOOLS}.", param="tools")
     offered: dict[str, Tool] = {}
     # A grammar is compiled only for forced calls, whose schemas are checked again then.
     shown = replace(limits, grammar=False)
