@@ -126,10 +126,7 @@ OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "additiona
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "'oneOf' whose parts may be valid at the same time"),
         ({"type": "string", "pattern": r"^(a\b)$"}, "'pattern'"),
         ({"type": "integer", "minimum": 1, "exclusiveMaximum": 1}, "it allows no value"),
-        (
-            {"type": "object", "properties": {"a": {"enum": [1], "type": "string"}}, "required": ["a"]},
-            "no value of 'enum'",
-        ),
+        ({**OBJECT, "properties": {"a": {"enum": [1], "type": "string"}}, "required": ["a"]}, "no value of 'enum'"),
         ({"allOf": [{"type": "string"}, {"type": "null"}]}, "the combined schemas allow no value"),
         ({**OBJECT, "required": ["b"]}, "'false' allows nothing at '#/properties/b'"),
         (

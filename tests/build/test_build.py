@@ -75,10 +75,8 @@ def test_an_engine_whose_copy_broke_off_is_refused_and_built_again(spec: BuildSp
     size = weights.stat().st_size
     os.truncate(weights, size - 5)
     fault = f"{weights} has {size - 5:,} bytes instead of {size:,}, so the engine is damaged: copy it again, or "
-    for refused in (
-        lambda: read_engines([str(spec.output)]),
-        lambda: check_engines(RepositoryManifest.load(tmp_path / "repository")),
-    ):
+    repository = RepositoryManifest.load(tmp_path / "repository")
+    for refused in (lambda: read_engines([str(spec.output)]), lambda: check_engines(repository)):
         with pytest.raises(InputError, match=f"^{re.escape(fault)}build it again.$"):
             refused()
     weights.unlink()

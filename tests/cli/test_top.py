@@ -125,10 +125,8 @@ def test_a_replica_is_as_the_gateway_believes_that_heard_of_it_last():
     worker = states("a/1", m=[belief("gpu-1:8001", 4.0, "suspect", running=1, own=3)])
     other = states("b/2", m=[belief("gpu-1:8001", 0.2, running=9, waiting=2, own=4, step_ms=31.5)])
     third = states("c/3", m=[belief("gpu-1:8001", None, "starting"), belief("gpu-2:8001", None)])
-    asked = [
-        PolledGateway("x", recent((0.0, metrics())), states=[worker, other]),
-        PolledGateway("y", recent(), states=[third]),
-    ]
+    first = PolledGateway("x", recent((0.0, metrics())), states=[worker, other])
+    asked = [first, PolledGateway("y", recent(), states=[third])]
     found = make_snapshot(asked, {"gpu-9:8002": recent((0.0, ENGINE))})
     first, second = found.replicas
     assert (first.replica, first.state, first.doubts, first.running, first.waiting) == ("gpu-1:8001", "ready", 2, 9, 2)

@@ -12,13 +12,7 @@ from llmops.build.job.dry_run import dry_run
 from llmops.build.spec import BuildSpec
 from llmops.errors import CheckpointError, InputError, ResourceError
 
-TEXTS = [
-    "Paris is the capital of France.",
-    "x",
-    "",
-    "Müller 🦙 東京 " * 20,
-    "The quick brown fox jumps over the lazy dog.",
-]
+TEXTS = ["Paris is the capital of France.", "x", "", "Müller 🦙 東京 " * 20, "The quick brown fox jumps over a dog."]
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,8 @@ from tests.support.waiting import GENEROUS
 @pytest.fixture(autouse=True)
 def patient_with_stores(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that stands still is no store and no provider that is away."""
-    for place in (
-        "auth.keys.STORE_TIMEOUT",
-        "auth.jwks.FETCH_TIMEOUT",
-        "usage.billing.STORE_TIMEOUT",
-        "usage.usage_check.DRAIN_TIMEOUT",
-    ):
-        monkeypatch.setattr(f"llmops.gateway.{place}", GENEROUS)
+    for place in ("auth.keys.STORE", "auth.jwks.FETCH", "usage.billing.STORE", "usage.usage_check.DRAIN"):
+        monkeypatch.setattr(f"llmops.gateway.{place}_TIMEOUT", GENEROUS)
 
 
 @pytest.fixture(autouse=True)

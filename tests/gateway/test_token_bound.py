@@ -10,12 +10,7 @@ from llmops.build.tokenizer import write_tokenizer
 from llmops.gateway.text.tokenizer import TextTokenizer
 from tests.support.tokenizer_files import byte_level_tokenizer, write_wordpiece_tokenizer
 
-CORPUS = [
-    "The capital of France is Paris.  1234567 1234",
-    "def f(x):\n        return x\n" * 3,
-    "你好 🙂 é ñ Å",
-    "   a    b",
-]
+CORPUS = ["The capital of Norway is Oslo.  1234567 12", "def f(x):\n        return x\n" * 3, "你好 🙂 é Å", "   a    b"]
 BYTES = {f"<0x{value:02X}>": value for value in range(256)}
 
 

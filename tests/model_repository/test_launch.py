@@ -486,10 +486,8 @@ def test_a_message_with_a_strangers_text_is_one_line_of_the_log_and_ends_no_serv
     """Before the fix, such a text reached the terminal as it was, and could pass for the end of an engine."""
     text = r"grammar: \x1b[2J m: the engine has ended: no\n09:34:20 error   forged".replace(r"\x1b", "\x1b")
     line = parse_line(f'E1121 09:34:19.1 24 model.py:8] "{text}"')
-    assert str(line).splitlines() == [
-        "09:34:19 error   grammar: \\x1b[2J m: the engine has ended: no",
-        f"{'':17}09:34:20 error   forged",
-    ]
+    said = ["09:34:19 error   grammar: \\x1b[2J m: the engine has ended: no", f"{'':17}09:34:20 error   forged"]
+    assert str(line).splitlines() == said
     assert parse_engine_death(line) is None
     assert str(parse_line("\x1b]0;owned\x07")) == f"{'':17}\\x1b]0;owned\\x07"
 

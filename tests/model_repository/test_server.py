@@ -82,12 +82,7 @@ def test_requests_join_and_leave_the_batch_and_do_not_disturb_each_other(client,
     assert [together[f"r{index}"].ids for index in range(len(prompts))] == alone
 
 
-BROKEN = [
-    ("json_schema", "{"),
-    ("json_schema", '{"type": "nonsense"}'),
-    ("regex", "((("),
-    ("ebnf_grammar", "root = = 5"),
-]
+BROKEN = [("json_schema", "{"), ("json_schema", '{"type": "none"}'), ("regex", "((("), ("ebnf_grammar", "root = = 5")]
 
 
 def test_broken_guides_are_refused_and_harm_nobody(client: EngineClient, prompt: list[int]) -> None:

@@ -21,13 +21,8 @@ def test_the_command_counts_recall_false_positives_and_leaks(tmp_path):
     (tmp_path / "gateway.yaml").write_text(
         "safety: {filters: {keys: {kind: rules, words: [swordfish], category: secrets}}}"
     )
-    rows = [
-        ("the word is swordfish", "secrets"),
-        ("SWORDFISH!", "secrets"),
-        ("sword fish", "secrets"),
-        ("swordfish?", ""),
-    ]
-    lines = [json.dumps({"text": text, "category": category or None}) for text, category in rows]
+    rows = [(text, "secrets") for text in ("the word is swordfish", "SWORDFISH!", "sword fish")]
+    lines = [json.dumps({"text": text, "category": category}) for text, category in (*rows, ("swordfish?", None))]
     (tmp_path / "examples.jsonl").write_text("\n".join([*lines, json.dumps({"text": "nothing"})]))
     words = ["safety", "test", str(tmp_path / "examples.jsonl"), "--config", str(tmp_path / "gateway.yaml")]
     result = CliRunner().invoke(cli, words)

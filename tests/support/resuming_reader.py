@@ -82,7 +82,5 @@ class BackgroundReader(ResumingReader):
             self.text += event["delta"]
         elif event["type"] in ("response.completed", "response.incomplete", "response.failed"):
             usage = event["response"]["usage"] or {}
-            self.ended = {
-                "status": event["response"]["status"],
-                "usage": {"completion_tokens": usage.get("output_tokens")},
-            }
+            counts = {"completion_tokens": usage.get("output_tokens")}
+            self.ended = {"status": event["response"]["status"], "usage": counts}

@@ -392,10 +392,8 @@ class Executor:
         cache = self.config.kv_cache_config
         if not cache.enable_block_reuse:
             return
-        salt = (
-            getattr(one.request, "cache_salt_id", None) or 0,
-            one.request.lora_config.task_id if one.request.lora_config else 0,
-        )
+        adapter = one.request.lora_config.task_id if one.request.lora_config else 0
+        salt = (getattr(one.request, "cache_salt_id", None) or 0, adapter)
         usable = len(prompt) - 1
         while (one.reused + 1) * size <= usable and (*salt, *prompt[: (one.reused + 1) * size]) in self._blocks:
             one.reused += 1

@@ -43,10 +43,8 @@ def ours(ids: list[int], salt: int = 0) -> list[int]:
 
 def test_blocks_are_named_by_all_that_comes_before_them(names) -> None:
     a, b, c = ours([1, 2, 3, 4, 5, 6, 7, 8, 9, 9, 9, 9])
-    assert names.translate([created(), stored(None, (70, [1, 2, 3, 4]), (71, [5, 6, 7, 8]))]) == [
-        (KV_CLEARED, ()),
-        (KV_STORED, [a, b]),
-    ]
+    begin = [created(), stored(None, (70, [1, 2, 3, 4]), (71, [5, 6, 7, 8]))]
+    assert names.translate(begin) == [(KV_CLEARED, ()), (KV_STORED, [a, b])]
     assert names.translate([stored(71, (72, [9, 9, 9, 9]))]) == [(KV_STORED, [c])]
     assert names.translate([removed(72, 71, 4711)]) == [(KV_REMOVED, [c, b])]
 
