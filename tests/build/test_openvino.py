@@ -170,7 +170,10 @@ def spec_of(tiny: Path, tmp_path: Path, **fields: Any) -> BuildSpec:
         ({"quant": "fp8"}, "--quant fp8 is not for --target openvino; use one of none, int8, int4"),
         ({"kv_cache": "fp8"}, "--kv-cache fp8 is not for --target openvino"),
         ({"tp": 2}, "runs on one CPU"),
-        ({"deterministic": True, "kv_cache": "u8"}, "needs a float32 KV cache; leave out --kv-cache u8"),
+        (
+            {"deterministic": True, "kv_cache": "u8"},
+            "--deterministic needs a float32 KV cache; leave out --kv-cache u8",
+        ),
         ({"group_size": 32}, "--group-size needs --quant int4"),
         ({"quant": "int4", "group_size": 48}, "--group-size 48 does not divide the layer size"),
         ({"max_seq_len": 9999}, "--max-seq-len 9999 is over the model's context; use at most 256"),

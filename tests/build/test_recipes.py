@@ -181,7 +181,7 @@ def test_the_command_line_wins(checkpoint, tmp_path):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("kv_cache_config:\n  free_gpu_memory_fractoin: 0.8\n", "mean kv_cache_config.free_gpu_memory_fraction?"),
+        ("kv_cache_config:\n  free_gpu_memory_fractoin: 0.8\n", "you mean kv_cache_config.free_gpu_memory_fraction?"),
         ("enable_chunked_prefil: true\n", "did you mean enable_chunked_prefill?"),
         ("stream_interval: ten\n", "stream_interval is 'ten'; the LLM API wants int."),
         ("- a\n- b\n", "holds no options; write one `name: value` per line"),

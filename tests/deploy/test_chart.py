@@ -52,7 +52,10 @@ REFUSED: list[tuple[dict, str]] = [
     ({**ALONE, "engines": {"a": {**ONE, "nodes": 2}}}, "engines.a has several nodes, which needs leaderScript"),
     ({**KEYS, "kafka": {"servers": "k:9092"}}, "usage events on Kafka are signed: set secrets.signing.name"),
     ({**KEYS, "kafka": {"servers": "k:9092", "user": "u"}}, "kafka.user needs a password: set secrets.kafka.name"),
-    ({**KEYS, "engines": {"a": {**ONE, "autoscaling": {"enabled": True, "min": 5}}}}, "has min 5 and max 4"),
+    (
+        {**KEYS, "engines": {"a": {**ONE, "autoscaling": {"enabled": True, "min": 5}}}},
+        "engines.a.autoscaling has min 5 and max 4",
+    ),
     (
         {**KEYS, "gateway": {"settings": {"providers": {"cloud": {"url": "https://a.example/v1", "key_env": "KEY"}}}}},
         "set secrets.environment.name to a Secret",

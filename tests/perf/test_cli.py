@@ -113,7 +113,10 @@ NO_COLON = (
         ([*NOBODY, "-d", "60"], "60 has no unit; write 60ms or 60s."),
         ([*NOBODY, "--timeout", "0s"], "it must be above zero; see `llmops bench --help`."),
         ([*NOBODY, "--think-time", "soon"], "'soon' is not a duration; write 500ms or 0.5s."),
-        ([*NOBODY, "--slo", "ttft:500"], "objective 'ttft:500' is not usable: 500 has no unit; write 500ms or 500s"),
+        (
+            [*NOBODY, "--slo", "ttft:500"],
+            "The objective 'ttft:500' is not usable: 500 has no unit; write 500ms or 500s",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(arguments, message):

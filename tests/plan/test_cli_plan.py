@@ -153,7 +153,10 @@ def test_a_hub_id_without_a_network(monkeypatch, no_proxy):
 
 @pytest.mark.parametrize(
     ("status", "code", "words"),
-    [(403, "GatedRepo", "is gated: accept its licence"), (404, "RepoNotFound", "did you mean openai/gpt-oss-20b")],
+    [
+        (403, "GatedRepo", "is gated: accept its licence"),
+        (404, "RepoNotFound", r"nor a model on .*; did you mean openai/gpt-oss-20b"),
+    ],
 )
 def test_what_the_hub_refuses(monkeypatch, no_proxy, status, code, words):
     from huggingface_hub import constants

@@ -83,7 +83,11 @@ def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "weights", "says"),
     [
-        ("tensorrt", "fp8", r"TensorRT.*\n  llmops build ./llama -o \S+-1.3 --target pytorch .*--quant fp8 --tp 2"),
+        (
+            "tensorrt",
+            "fp8",
+            r"TensorRT engine.*\n  llmops build ./llama -o \S+-1.3 --target pytorch .*--quant fp8 --tp 2",
+        ),
         ("tensorrt", "int8_sq", r"runs on TensorRT-LLM 1.2.1 only.*\n.*--quant fp8 .*--kv-cache fp8"),
         ("pytorch", "int8_wo", r"INT8 weight-only weights, which TensorRT-LLM 1.3 does not load.*\n.*--quant fp8"),
         ("openvino", "none", "nothing needs an upgrade"),
