@@ -3,7 +3,7 @@
 The ledger is compared with the event numbers of gateways and with the token counts of engines.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -23,17 +23,9 @@ async def reconcile(connection: AsyncConnection, by: AuditContext, request: Reco
     Store the new report in the audit log.
     """
     entries = await list_audit_entries(connection, limit=1, action=ACTION)
-    previous = Reconciliation.model_validate(entries[0].detail) if entries else None
-    since = {(gap.gateway, gap.first, gap.last): gap.since for gap in previous.gaps} if previous else {}
-    gaps = tuple(
-        MissingEvents(
-            gateway=gap.gateway_id,
-            first=gap.first,
-            last=gap.last,
-            since=since.get((gap.gateway_id, gap.first, gap.last), by.at),
-        )
-        for gap in await find_sequence_gaps(connection)
-    )
+    previous = [EngineTokens.model_validate(one) for entry in entries for one in entry.detail["engines"]]
+    found = await find_sequence_gaps(connection)
+    gaps = tuple(MissingEvents(gateway=gap.gateway_id, first=gap.first, last=gap.last) for gap in found)
     count = await connection.scalar(select(func.count()).select_from(gateways))
     report = Reconciliation(
         at=by.at,
@@ -47,13 +39,13 @@ async def reconcile(connection: AsyncConnection, by: AuditContext, request: Reco
 
 
 async def _compare_engines(
-    connection: AsyncConnection, served: Mapping[str, int], previous: Reconciliation | None
+    connection: AsyncConnection, served: Mapping[str, int], previous: Sequence[EngineTokens]
 ) -> tuple[EngineTokens, ...]:
-    earlier = {engine.model: engine for engine in previous.engines} if previous is not None else {}
+    earlier = {engine.model: engine for engine in previous}
     if not served:
         # reports without counts are skipped: the increase is computed since the last report with
         # counts
-        return tuple(earlier.values())
+        return tuple(previous)
     sums = await sum_usage(connection, UsageFilter(), ("model",))
     billed = {str(one.group["model"]): one.output_tokens for one in sums}
     engines = []

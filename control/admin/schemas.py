@@ -5,7 +5,6 @@ imports no database library, so that the CLI can use a remote admin API without 
 """
 
 import json
-import re
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Annotated, Any, Literal, Self
@@ -16,9 +15,6 @@ from llmops.errors import InputError
 from llmops.gateway.http.request_body import FailFastModel
 from llmops.units import MICROS_PER_USD
 from llmops.untrusted_text import is_safe_text
-
-#: Characters that JSON can express and a database cannot store: NUL and unpaired surrogates.
-_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
 def to_micros(dollars: Decimal) -> int:
@@ -41,18 +37,9 @@ def _to_utc(time: datetime) -> datetime:
         raise ValueError("this time is outside the years 1 to 9999") from None
 
 
-def _texts(value: Any) -> list[str]:
-    return [text for text in (value if isinstance(value, tuple) else (value,)) if isinstance(text, str)]
-
-
-def _check_storable(value: Any) -> Any:
-    if any(_UNSTORABLE.search(text) for text in _texts(value)):
-        raise ValueError("the text has a NUL character or half of a surrogate pair, which cannot be stored; remove it")
-    return value
-
-
 def _check_visible(value: Any) -> Any:
-    if not all(map(is_safe_text, _texts(value))):
+    texts = value if isinstance(value, tuple) else (value,)
+    if not all(is_safe_text(text) for text in texts if isinstance(text, str)):
         raise ValueError(
             "the text has a control character, an invisible character, or a character that reverses the direction of "
             "text; remove it"
@@ -69,7 +56,7 @@ Dollars = Annotated[
 Timestamp = Annotated[datetime, AfterValidator(_to_utc)]
 UsageGroup = Literal["day", "tenant", "user", "model", "key"]
 # A text in a request that is outside of a body, such as an id in the path.
-SafeText = Annotated[str, AfterValidator(_check_storable), AfterValidator(_check_visible)]
+SafeText = Annotated[str, AfterValidator(_check_visible)]
 
 
 class AdminSchema(FailFastModel):
@@ -79,8 +66,6 @@ class AdminSchema(FailFastModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
-
-    _storable = field_validator("*")(_check_storable)
 
     def data(self) -> dict[str, Any]:
         """Return the object as JSON data."""
@@ -106,13 +91,6 @@ class BudgetFields(AdminSchema):
     usd: Dollars | None = None
     micros: int | None = None
     period: Literal["day", "week", "month"]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _require_object(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            raise ValueError('a budget is US dollars per period, as {"usd": 50, "period": "month"}')
-        return data
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -358,14 +336,12 @@ class ReconciliationRequest(AdminSchema):
 class MissingEvents(AdminSchema):
     """A range of a gateway's events, `first` to `last`, that is missing in the ledger.
 
-    Later events of the gateway have arrived. `since` is the time at which a report first listed the
-    range.
+    Later events of the gateway have arrived.
     """
 
     gateway: str
     first: int
     last: int
-    since: Timestamp
 
 
 class EngineTokens(AdminSchema):

@@ -245,7 +245,7 @@ async def test_whatever_an_event_says_the_tables_take_it(store, url):
 def test_kafka_without_a_store_is_told():
     with pytest.raises(InputError, match="`kafka` needs the setting `store`"):
         create_usage_check(GatewaySettings(kafka=KafkaSettings(servers="127.0.0.1:9092")))
-    with pytest.raises(InputError, match=r"kafka.servers.*such as 127.0.0.1:9092"):
+    with pytest.raises(InputError, match=r"kafka.servers.*is not HOST:PORT"):
         load_settings(None, kafka={"servers": "http://broker"})
 
 
@@ -321,12 +321,11 @@ async def test_gaps_are_told_until_they_are_filled(store, url, by):
     await sink.write(events(by, 0, 1, 2, gateway="gw-2"))
     first = await report(store, by)
     assert (first.gateways, first.missing) == (2, 4)
-    expected = [MissingEvents(gateway="gw-1", first=a, last=b, since=by.at) for a, b in ((2, 3), (6, 7))]
+    expected = [MissingEvents(gateway="gw-1", first=a, last=b) for a, b in ((2, 3), (6, 7))]
     assert list(first.gaps) == expected
     later = replace(by, at=by.at + timedelta(hours=1))
     await sink.write(events(by, 2, 3))
     second = await report(store, later)
-    # it is known since the first report
     assert (second.missing, list(second.gaps)) == (2, expected[1:])
     await sink.write(events(by, 6, 7))
     assert (await report(store, later)).missing == 0
