@@ -222,14 +222,16 @@ def request(tokens: int = 20, **fields) -> EngineRequest:
     return EngineRequest("r", [1, 2, 3], tokens, **{"sampling": GREEDY, **fields})
 
 
-async def read(fleet: Fleet, asked: EngineRequest, pushed: bool = True) -> Reader:
-    return Reader(await fleet.home.open(asked), pushed)
+async def read(fleet: Fleet, asked: EngineRequest, steps: int = 0, *, pushed: bool = True) -> Reader:
+    """Begin to read an answer, of which the fleet makes so many steps."""
+    reader = Reader(await fleet.home.open(asked), pushed)
+    await fleet.run(reader, steps)
+    return reader
 
 
 async def read_on(fleet: Fleet, asked: EngineRequest) -> Reader:
     """Read an answer whose replica fails after six tokens."""
-    reader = await read(fleet, asked)
-    await fleet.run(reader, 6)
+    reader = await read(fleet, asked, 6)
     fleet.engines[0].fail()
     await fleet.run(reader)
     return reader
@@ -238,8 +240,7 @@ async def read_on(fleet: Fleet, asked: EngineRequest) -> Reader:
 async def read_of_a_draining(fleet: Fleet, steps: int = 0) -> Reader:
     """Read an answer whose replica drains after three tokens, while the other is away. It makes `steps` more."""
     fleet.engines[1].away = LOST
-    reader = await read(fleet, request())
-    await fleet.run(reader, 3)
+    reader = await read(fleet, request(), 3)
     fleet.home.leave("r0", "drain")
     await fleet.run(reader, steps)
     return reader
@@ -280,7 +281,7 @@ def test_whatever_happens_each_token_comes_once_and_in_order(events, n, pushed, 
         fleet = Fleet(4)
         min_token_count = min(least, tokens)
         asked = request(tokens, n=n, end_ids=tuple(end_ids), min_tokens=min_token_count, logprobs=True)
-        reader = await read(fleet, asked, pushed)
+        reader = await read(fleet, asked, pushed=pushed)
         for steps, why, block in events:
             reader.blocked = block
             await fleet.run(reader, steps)
@@ -352,7 +353,6 @@ async def test_of_the_prompt_was_cached_what_the_first_replica_had_of_it() -> No
     asked = request(20, n=2)
     for tokens, cached in ((0, 1000), (6, 3)):
         reader = await read(fleet, asked)
-        await settled()
         (slot,) = fleet.engines[0].open
         slot.cached_tokens = 3
         await fleet.run(reader, tokens)
@@ -369,7 +369,6 @@ async def test_a_last_token_whose_end_was_lost_is_an_end() -> None:
         fleet = Fleet()
         reader = await read(fleet, asked)
         (slot,) = fleet.engines[0].open
-        await settled()
         for token in answer(asked):
             slot.push(TokenBatch(0, [token]))
             await settled()
@@ -419,8 +418,7 @@ async def test_what_was_kept_back_comes_first_when_there_is_no_place_after_all(p
 async def test_one_that_was_silent_and_comes_back_first_is_believed() -> None:
     fleet = Fleet(2)
     fleet.engines[1].away = LOST
-    reader = await read(fleet, request(), pushed=True)
-    await fleet.run(reader, 3)
+    reader = await read(fleet, request(), 3)
     fleet.engines[0].silent = True
     fleet.home.leave("r0", "suspect")
     await settled()
@@ -452,8 +450,7 @@ async def test_a_running_slot_without_tokens_is_suspected_and_a_slow_reader_is_n
 async def test_a_gateway_that_was_held_up_suspects_nobody_for_it(monkeypatch) -> None:
     monkeypatch.setattr(failover, "PROCESS_STALL_THRESHOLD", 0.0)  # every look comes too late
     fleet = Fleet(2, silence=0.02)
-    reader = await read(fleet, request())
-    await fleet.run(reader, 3)
+    reader = await read(fleet, request(), 3)
     fleet.engines[0].silent = True
     await asyncio.sleep(0.1)
     assert fleet.reasons == []
@@ -465,7 +462,6 @@ async def test_a_gateway_that_was_held_up_suspects_nobody_for_it(monkeypatch) ->
 async def test_nobody_is_suspected_before_the_first_token() -> None:
     fleet = Fleet(2)
     reader = await read(fleet, request())
-    await settled()
     stream: FailoverStream = reader.stream  # type: ignore[assignment]
     assert not stream.is_stalled(0.0, 5.0)
     assert not stream.is_stalled(100.0, 5.0)
@@ -481,13 +477,8 @@ async def test_the_client_leaves_while_a_place_is_looked_for(monkeypatch) -> Non
     for why in ("lost", "drain"):
         fleet = Fleet(2)
         fleet.engines[1].away = LOST
-        reader = await read(fleet, request())
-        await fleet.run(reader, 3)
-        if why == "lost":
-            fleet.engines[0].fail()
-        else:
-            fleet.home.leave("r0", why)
-        await settled()
+        reader = await read(fleet, request(), 3)
+        await fleet.lose(why)
         reader.stream.cancel()
         await settled()
         assert isinstance(reader.task.exception(), CancelledStreamError)
@@ -499,8 +490,7 @@ async def test_the_client_leaves_while_a_place_is_looked_for(monkeypatch) -> Non
 async def test_each_unfinished_sequence_goes_on_by_itself_and_moves_by_itself() -> None:
     fleet = Fleet(3)
     asked = request(20, n=3, sampling=SamplingParams(seed=5))
-    reader = await read(fleet, asked)
-    await fleet.run(reader, 4)
+    reader = await read(fleet, asked, 4)
     before = {at: list(ids) for at, ids in reader.tokens.items()}
     assert before == {at: answer(asked, at)[:4] for at in range(3)}
     fleet.engines[0].fail()
@@ -552,8 +542,7 @@ async def test_what_a_prompt_does_not_bring_back_is_made_again_and_compared(fiel
 async def test_a_replay_that_comes_in_larger_pieces_is_cut_where_it_is_new() -> None:
     fleet = Fleet()
     asked = request(20, guide=GUIDE, logprobs=True)
-    reader = await read(fleet, asked)
-    await fleet.run(reader, 6)
+    reader = await read(fleet, asked, 6)
     fleet.engines[0].fail()
     await settled()
     (slot,) = fleet.engines[1].open
@@ -572,7 +561,6 @@ async def test_a_sequence_that_the_engine_called_ended_is_not_asked_for_again() 
     fleet = Fleet()
     asked = request(20, n=2)
     reader = await read(fleet, asked)
-    await settled()
     (slot,) = fleet.engines[0].open
     del slot.left[1][3:]
     await fleet.run(reader, 6)
@@ -587,8 +575,7 @@ async def test_an_answer_that_nobody_has_seen_begins_anew(n) -> None:
     fleet = Fleet()
     fleet.engines[1].luck = 40
     asked = request(20, n=n, guide=GUIDE, sampling=SamplingParams(), whole=True)
-    reader = await read(fleet, asked, pushed=False)
-    await fleet.run(reader, 6)
+    reader = await read(fleet, asked, 6, pushed=False)
     assert reader.tokens == {at: answer(asked, at)[:6] for at in range(n)}
     fleet.engines[0].fail()
     await fleet.run(reader)
@@ -600,8 +587,7 @@ async def test_an_answer_that_nobody_has_seen_begins_anew(n) -> None:
 async def test_an_answer_that_begins_anew_stays_where_it_is_until_there_is_a_place(monkeypatch) -> None:
     fleet = Fleet()
     asked = request(20, guide=GUIDE, sampling=SamplingParams(), whole=True)
-    reader = await read(fleet, asked, pushed=False)
-    await fleet.run(reader, 6)
+    reader = await read(fleet, asked, 6, pushed=False)
     fleet.engines[1].away = UnavailableError("It drains, too.")
     fleet.home.leave("r0", "drain")
     await fleet.run(reader)
@@ -645,11 +631,9 @@ async def test_a_grammar_that_cannot_be_made_again_ends_with_today_s_error() -> 
 async def test_a_replay_that_is_not_the_same(guided, shorter, monkeypatch) -> None:
     """A grammar is lost then; a penalty goes on with a little less of itself, and the client is told."""
     fleet = Fleet(exact=True)
-    asked = (
-        request(20, guide=GUIDE) if guided else request(20, sampling=SamplingParams(temperature=0, presence_penalty=1))
-    )
-    reader = await read(fleet, asked)
-    await fleet.run(reader, 6)
+    penalised = SamplingParams(temperature=0, presence_penalty=1)
+    asked = request(20, guide=GUIDE) if guided else request(20, sampling=penalised)
+    reader = await read(fleet, asked, 6)
     start = fleet.engines[1].start
 
     def other(one: EngineRequest) -> Slot:
@@ -674,8 +658,7 @@ async def test_a_replay_that_is_not_the_same(guided, shorter, monkeypatch) -> No
 async def test_nothing_is_late_while_an_answer_looks_for_a_place(monkeypatch) -> None:
     monkeypatch.setattr(failover, "SEARCH_TIMEOUT", 60.0)
     fleet = Fleet(2)
-    reader = await read(fleet, request())
-    await fleet.run(reader, 3)
+    reader = await read(fleet, request(), 3)
     meter = SimpleNamespace(last=perf_counter())
     watch = StreamWatchdog(reader.stream, meter, Timeouts(idle="20ms"))
     fleet.engines[0].away = fleet.engines[1].away = LOST

@@ -74,6 +74,13 @@ def repository(tmp_path: Path) -> Path:
     return echo_repository(tmp_path)
 
 
+def started(repository: Path, **options) -> TritonServer:
+    """A server whose models are loaded."""
+    server = start_triton(repository, ports=ANY, **options)
+    server.wait_ready(120)
+    return server
+
+
 def processes(group: int) -> list[int]:
     """Living processes of a process group, the server's stubs among them."""
     found = []
@@ -92,8 +99,7 @@ def segments(server: TritonServer) -> list[Path]:
 
 
 def test_a_stop_leaves_no_process_and_no_shared_memory(repository: Path) -> None:
-    server = start_triton(repository, ports=ANY)
-    server.wait_ready(120)
+    server = started(repository)
     assert server.is_ready()
     assert len(processes(server.pid)) >= 2
     assert segments(server)
@@ -102,8 +108,7 @@ def test_a_stop_leaves_no_process_and_no_shared_memory(repository: Path) -> None
 
 def test_a_stub_that_hangs_is_ended_too(tmp_path: Path) -> None:
     repository = echo_repository(tmp_path, execute="import time; time.sleep(600)")
-    server = start_triton(repository, ports=ANY, exit_timeout=1, http=True)
-    server.wait_ready(120)
+    server = started(repository, exit_timeout=1, http=True)
     with pytest.raises(TimeoutError):
         infer(server, timeout=0.5)
     server.stop()
@@ -125,8 +130,7 @@ def test_workers_in_a_session_of_their_own_end_with_their_model(tmp_path: Path, 
     worker_pid = tmp_path / "pid"
     top = f"import subprocess, pathlib; PID = pathlib.Path({str(worker_pid)!r})"
     start = "PID.write_text(str(subprocess.Popen(['sleep', '600'], start_new_session=True).pid))"
-    server = start_triton(echo_repository(tmp_path, top, start), ports=ANY)
-    server.wait_ready(120)
+    server = started(echo_repository(tmp_path, top, start))
     worker = read_process(int(worker_pid.read_text()))
     if dies:
         os.kill(worker.parent_pid, signal.SIGKILL)
@@ -159,8 +163,7 @@ def start_workers():
 def test_a_worker_that_was_killed_ends_its_server(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     start = f"pathlib.Path({str(pid)!r}).write_text(str(start_workers()))"
-    with start_triton(echo_repository(tmp_path, WORKERS, start), ports=ANY) as server:
-        server.wait_ready(120)
+    with started(echo_repository(tmp_path, WORKERS, start)) as server:
         os.kill(int(pid.read_text()), signal.SIGKILL)
         with pytest.raises(ServerError, match="A process of model echo ended unexpectedly"):
             server.wait(threading.Event())
@@ -213,8 +216,7 @@ def test_a_worker_whose_loop_has_ended_ends_its_server(tmp_path: Path, prefix: s
     line = f"[11/27/2026-03:10:11] {prefix}Error in event loop: no block is free"
     repository = echo_repository(tmp_path, execute=f"import time; print({line!r}, flush=True); time.sleep(600)")
     # it would be waited for longer than this test may take
-    with start_triton(repository, ports=ANY, http=True, exit_timeout=10_000) as server:
-        server.wait_ready(120)
+    with started(repository, http=True, exit_timeout=10_000) as server:
         with pytest.raises(TimeoutError):
             infer(server, timeout=0.5)
         with pytest.raises(ServerError, match=r"TensorRT-LLM has ended its loop: no block is free\. .* is killed"):
@@ -224,8 +226,7 @@ def test_a_worker_whose_loop_has_ended_ends_its_server(tmp_path: Path, prefix: s
 def test_running_requests_are_finished_first(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     repository = echo_repository(tmp_path, execute=f"import time; open({str(begun)!r}, 'w'); time.sleep(1.5)")
-    server = start_triton(repository, ports=ANY, http=True)
-    server.wait_ready(120)
+    server = started(repository, http=True)
     answer: list[bytes] = []
     thread = threading.Thread(target=lambda: answer.append(infer(server)))
     thread.start()
@@ -243,8 +244,7 @@ def test_a_client_that_keeps_its_stream_open_does_not_hold_up_the_stop(tmp_path:
     config = repository / "echo" / "config.pbtxt"
     config.write_text(config.read_text() + "model_transaction_policy { decoupled: true }")
     # it would be waited for longer than this test may take
-    server = start_triton(repository, ports=ANY, exit_timeout=10_000)
-    server.wait_ready(120)
+    server = started(repository, exit_timeout=10_000)
     client = EngineClient(server.grpc_address)
     client.send("1", model="echo", x=7)
     assert client.receive()[1]["y"].item() == 7
@@ -305,8 +305,7 @@ def test_a_model_that_does_not_load_is_one_sentence(tmp_path: Path, failure: str
 
 def test_an_end_names_the_last_error_since(tmp_path: Path) -> None:
     code = "pb_utils.Logger.log_error('the disk is gone'); import os, signal; os.kill(os.getppid(), signal.SIGABRT)"
-    with start_triton(echo_repository(tmp_path, execute=code), ports=ANY, http=True) as server:
-        server.wait_ready(120)
+    with started(echo_repository(tmp_path, execute=code), http=True) as server:
         with contextlib.suppress(OSError):
             infer(server)
         said = r"\(SIGABRT\); the last error in its log \(\d\d:\d\d:\d\d\) was: the disk"
@@ -317,9 +316,8 @@ def test_an_end_names_the_last_error_since(tmp_path: Path) -> None:
 def test_an_abort_at_a_lock_names_its_usual_cause(tmp_path: Path) -> None:
     """Triton 2.51 aborts so in two of sixteen cases when a stub gets SIGKILL."""
     said = "import os, signal; os.write(2, b'  what():  boost::interprocess::lock_exception' + bytes([10])); "
-    with start_triton(echo_repository(tmp_path, execute=f"{said}os.kill(os.getppid(), signal.SIGABRT)"), ports=ANY,
-                      http=True) as server:  # fmt: skip
-        server.wait_ready(120)
+    repository = echo_repository(tmp_path, execute=f"{said}os.kill(os.getppid(), signal.SIGABRT)")
+    with started(repository, http=True) as server:
         with contextlib.suppress(OSError):
             infer(server)
         with pytest.raises(ServerError, match=r"when a process of a model is killed \(see dmesg\); the last error"):
@@ -348,8 +346,7 @@ def faulty(folder: Path, script: str, **values: str) -> tuple[Installation, Path
 def test_a_lock_fault_of_upstream_at_the_start_is_tried_again(tmp_path: Path, repository: Path) -> None:
     installation, starts = faulty(tmp_path, LOCK_FAULT, exception="boost::interprocess::lock_exception")
     said: list[LogLine] = []
-    with start_triton(repository, ports=ANY, http=True, installation=installation, on_log=said.append) as server:
-        server.wait_ready(120)
+    with started(repository, http=True, installation=installation, on_log=said.append) as server:
         assert b'"data":[7]' in infer(server)
         prefixes = re.findall(r"shm-region-prefix-name=(\S+)", starts.read_text())
         assert (len(set(prefixes)), prefixes[1]) == (2, server.shm_prefix)
@@ -376,8 +373,7 @@ exec {real} "$@"
 def test_a_free_port_that_another_process_took_is_replaced(tmp_path: Path, repository: Path) -> None:
     installation, starts = faulty(tmp_path, PORT_TAKEN, python=sys.executable)
     said: list[LogLine] = []
-    with start_triton(repository, ports=ANY, installation=installation, on_log=said.append) as server:
-        server.wait_ready(120)
+    with started(repository, installation=installation, on_log=said.append) as server:
         tried = re.findall(r"--grpc-port=(\d+)", starts.read_text())
         assert len(set(tried)) == 2
         assert server.grpc_address == f"127.0.0.1:{tried[1]}"

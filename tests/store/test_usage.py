@@ -286,7 +286,11 @@ async def insert(url: str, *records: UsageRecord) -> None:
         await insert_usage(connection, records)
 
 
-def told(spending: SpendingCollector) -> dict[str, dict[tuple[str, ...], float]]:
+async def told(url: str) -> dict[str, dict[tuple[str, ...], float]]:
+    store = SharedStore(url)
+    spending = SpendingCollector(store, lambda: NOW)
+    await spending.refresh()
+    await store.close()
     return {
         family.name: {tuple(sample.labels.values()): sample.value for sample in family.samples}
         for family in spending.collect()
@@ -304,11 +308,7 @@ async def test_it_is_the_month_of_the_ledger(url):
     async with await open_store(url) as store, store.write() as connection:
         await update_tenant(connection, "acme", Limits(budget=Budget(7_000_000, "month")), BY)
         await update_tenant(connection, "zeta", Limits(budget=Budget(1_000_000, "day")), BY)
-    store = SharedStore(url)
-    spending = SpendingCollector(store, lambda: NOW)
-    await spending.refresh()
-    await store.close()
-    found = told(spending)
+    found = await told(url)
     assert found["llmops_spent_dollars"] == {("acme",): 1.75, ("zeta",): 4.0}
     assert found["llmops_model_spent_dollars"] == {("tiny",): 1.5, ("big",): 4.25}
     assert found["llmops_spent_tokens"] == {
@@ -326,10 +326,6 @@ async def test_tenants_that_spend_little_share_a_series(url, kind):
         _, _, user = await make_key(url, f"t{number:02}")
         spent[f"t{number:02}"] = number + 1.0
         await insert(url, record(number, user, (number + 1) * 10**6))
-    store = SharedStore(url)
-    spending = SpendingCollector(store, lambda: NOW)
-    await spending.refresh()
-    await store.close()
-    found = {tenant: value for (tenant,), value in told(spending)["llmops_spent_dollars"].items()}
+    found = {tenant: value for (tenant,), value in (await told(url))["llmops_spent_dollars"].items()}
     assert len(found) == MAX_SERIES + 1
     assert found == {name: value for name, value in spent.items() if value > 5} | {OTHERS_LABEL: 1 + 2 + 3 + 4 + 5}
