@@ -194,7 +194,6 @@ def finished_request(context: RequestContext, outcome: Outcome) -> FinishedReque
         moves=context.failovers,
         continued=context.splice,
         trace=context.trace,
-        ignored_fields=context.ignored_fields,
     )
 
 

@@ -64,8 +64,8 @@ class EventLoopMonitor:
         self._thread_id = threading.get_ident()
         self._stat = _open_schedstat()
         self._logged = -LOG_INTERVAL
-        # time of the last heartbeat for which the sampler recorded stacks, and these stacks
-        self._seen: tuple[float, list[str]] = (0.0, [])
+        # time of the last heartbeat for which the sampler recorded a stack, and this stack
+        self._seen: tuple[float, str] = (0.0, "")
         self._over = False
         self._note()
         self._timer = self._loop.call_at(self._loop.time() + HEARTBEAT_INTERVAL, self._beat)
@@ -94,8 +94,8 @@ class EventLoopMonitor:
         self._timer = self._loop.call_later(HEARTBEAT_INTERVAL, self._beat)
 
     def _stage_in(self, beat: float) -> str:
-        when, stages = self._seen
-        return stages[0] if when == beat and stages else ""
+        when, stage = self._seen
+        return stage if when == beat else ""
 
     def _stalled(self, span: float, held: float, stage: str) -> None:
         self.worst = max(self.worst, held)
@@ -127,7 +127,7 @@ class EventLoopMonitor:
     # -- runs in the sampling thread ---------------------------------------------------------------
 
     def _sample(self) -> None:
-        """Record the stacks whenever the event loop is late.
+        """Record a stack whenever the event loop is late.
 
         While C code holds the GIL, this thread waits, so that such code may end before it is
         sampled.
@@ -138,13 +138,11 @@ class EventLoopMonitor:
                 beat = self._last
                 # record once per heartbeat: stacks of an earlier heartbeat may belong to another
                 # delay
-                if perf_counter() - beat > HEARTBEAT_INTERVAL + OVERDUE_THRESHOLD and not (
-                    self._seen[0] == beat and self._seen[1]
-                ):
-                    self._seen = beat, [stage for stage in self._running(file.fileno()) if stage]
+                if perf_counter() - beat > HEARTBEAT_INTERVAL + OVERDUE_THRESHOLD and not self._stage_in(beat):
+                    self._seen = beat, self._running(file.fileno())
 
-    def _running(self, file: int) -> Iterator[str]:
-        """Yield the stack of the loop's thread, then the stacks of the other threads.
+    def _running(self, file: int) -> str:
+        """Return the stack of the loop's thread, or of another thread of the gateway.
 
         faulthandler dumps stacks without releasing the GIL. Walking over `sys._current_frames()`
         releases the GIL, and crashes if a thread continues meanwhile (seen with Python 3.11.7).
@@ -153,11 +151,8 @@ class EventLoopMonitor:
         os.lseek(file, 0, os.SEEK_SET)
         faulthandler.dump_traceback(file, all_threads=True)
         found = dict(_parse_stacks(os.pread(file, _MAX_DUMP_BYTES, 0).decode(errors="replace")))
-        yield found.pop(self._thread_id, "")
-        names = {thread.ident: thread.name for thread in threading.enumerate()}
-        for ident, stage in found.items():
-            if ident != threading.get_ident():
-                yield f"{stage} (thread {names.get(ident, ident)})" if stage else ""
+        own = found.pop(self._thread_id, "")
+        return own or next((f"{stage} (another thread)" for stage in found.values() if stage), "")
 
 
 def _parse_stacks(dump: str) -> Iterator[tuple[int, str]]:

@@ -122,7 +122,7 @@ class _SpanBuilder:
         own = bytes.fromhex(self._trace.call_id)
         self._span(stage, parent, _inference_attributes(one, operation, line.inside), Span.SPAN_KIND_CLIENT, own)
         for part in line.inside:
-            self._span(part, own, _token_attributes(one, part.name))
+            self._span(part, own)
         for move in one.moves:
             how = {"llmops.reason": move.reason, "llmops.replica.from": move.left, "llmops.replica.to": move.to}
             self._span(TimelineStage("continue", move.began, move.ended), own, how)
@@ -161,8 +161,6 @@ def _request_attributes(one: FinishedRequest, trace: TraceContext) -> SpanAttrib
         found["llmops.tenant"] = one.caller.tenant_id
     if one.meter is not None and one.meter.outcome is not None:
         found["llmops.outcome"] = one.meter.outcome
-    if one.ignored_fields:
-        found["llmops.ignored_fields"] = list(one.ignored_fields)
     return found | _error_attributes(one)
 
 
@@ -189,17 +187,6 @@ def _inference_attributes(one: FinishedRequest, operation: str, parts: Sequence[
     if one.continued:
         found["llmops.continued"] = one.continued
     return found | _error_attributes(one)
-
-
-def _token_attributes(one: FinishedRequest, part: str) -> SpanAttributes:
-    usage = one.outcome.usage
-    if usage is None:
-        return {}
-    if part == "decode":
-        return {"llmops.tokens": usage.completion_tokens}
-    cached = usage.cached_tokens
-    known = {} if cached is None else {"llmops.cached_tokens": cached}
-    return {"llmops.computed_tokens": usage.prompt_tokens - (cached or 0), **known}
 
 
 def _error_attributes(one: FinishedRequest) -> SpanAttributes:

@@ -47,7 +47,6 @@ class FinishedRequest(NamedTuple):
     moves: Sequence[Failover] = ()
     continued: str = ""
     trace: TraceContext | None = None
-    ignored_fields: Sequence[str] = ()
 
     @property
     def failed(self) -> bool:

@@ -86,7 +86,7 @@ def test_opentelemetrys_own_reader_agrees(text):
 async def test_a_sampled_answer_is_told_whole(card, tokenizer, receiver):
     async with tracing(receiver, card, tokenizer, ratio=0.0) as stack:
         ids = stack.say("Hello world!", wait=0.02)
-        body = {**stack.chat_body, "stream": True, "priority": 7}
+        body = {**stack.chat_body, "stream": True}
         headers = {"traceparent": SAMPLED, "x-request-id": "mine"}
         answer = await stack.client.post("/v1/chat/completions", json=body, headers=headers)
         assert answer.status_code == 200
@@ -103,7 +103,6 @@ async def test_a_sampled_answer_is_told_whole(card, tokenizer, receiver):
         "http.response.status_code": 200,
         "llmops.request_id": "mine",
         "llmops.outcome": "good",
-        "llmops.ignored_fields": ["priority"],
     }
     call = others["chat tiny"]
     assert set(others) == {*STAGES, "chat tiny", "prefill", "decode", "stream"}
