@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
-from functools import lru_cache
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from starlette.types import Scope
 
 from llmops.background import cancel_tasks
 from llmops.distribution import missing_extra
-from llmops.errors import InputError, LlmopsError
+from llmops.errors import InputError
 from llmops.gateway.auth.audit import CountingAudit
 from llmops.gateway.auth.credential_cache import CachedDirectory
 from llmops.gateway.auth.directory import CombinedDirectory, Directory
@@ -142,17 +142,15 @@ class Authentication(Check):
             ForbiddenError: The key lacks the scope of the route.
             UnavailableError: The key store cannot be reached.
         """
-        if context.route in api_docs.DOCS_ROUTES or context.route in PAGE_ROUTES:
+        credential = _credential_in(scope)
+        # a health check must not depend on the store
+        probe = credential is None and context.route.startswith(HEALTH_PREFIX) and not scope["query_string"]
+        if probe or context.route in api_docs.DOCS_ROUTES or context.route in PAGE_ROUTES:
             context.caller = ANONYMOUS_CALLER
             return
-        credential = _credential_in(scope)
         caller = self._directory.known(credential) if credential is not None else None
         if caller is None:
-            probe = credential is None and context.route.startswith(HEALTH_PREFIX) and not scope["query_string"]
-            if not await self._has_credentials(probe):
-                return
-            if probe:
-                context.caller = ANONYMOUS_CALLER
+            if not await self._directory.has_credentials():
                 return
             caller = await self._find(credential)
         context.caller = caller
@@ -183,22 +181,6 @@ class Authentication(Check):
             await self._rejections.close()
         await self._directory.close()
 
-    async def _has_credentials(self, probe: bool) -> bool:
-        """Return True if requests need keys.
-
-        `probe` is True for a health check, which must not depend on the store: the result is then
-        True if the store is unavailable.
-
-        Raises:
-            UnavailableError: The store is unavailable, and the request is not a health check.
-        """
-        try:
-            return await self._directory.has_credentials()
-        except UnavailableError:
-            if probe:
-                return True
-            raise
-
     async def _find(self, credential: str | None) -> Caller:
         if credential is None:
             raise MissingKeyError
@@ -212,7 +194,6 @@ class Authentication(Check):
         return caller
 
 
-@lru_cache(maxsize=256)
 def required_scopes(route: str) -> tuple[str, ...]:
     """Return the scopes that give access to this route; empty if every key has access."""
     if route.startswith(HEALTH_PREFIX):
@@ -228,7 +209,7 @@ def create_authentication(settings: GatewaySettings) -> Authentication | None:
     """
     if settings.open or (settings.store is None and settings.oidc is None):
         return None
-    keys = None if settings.store is None else _key_directory(settings.store)
+    keys = None if settings.store is None else _key_module().KeyDirectory(settings.store)
     directories: list[Directory] = [] if keys is None else [keys]
     if settings.oidc is not None:
         directories.append(_oidc_directory(settings.oidc, keys))
@@ -249,7 +230,7 @@ def keys_required(settings: GatewaySettings) -> bool:
     authentication = create_authentication(settings)
     # Open the store now, so that a fault in the store is reported at the start and not by the first
     # request.
-    has_keys = settings.store is not None and _has_keys(settings.store)
+    has_keys = settings.store is not None and asyncio.run(_key_module().store_has_keys(settings.store))
     required = authentication is not None and (has_keys or settings.oidc is not None)
     if required or settings.open or is_loopback(settings.host):
         return required
@@ -269,31 +250,17 @@ def exposure_summary(settings: GatewaySettings, keys_are_required: bool) -> str:
     return f"open to {clients}, without a key{later}"
 
 
-def _has_keys(url: str) -> bool:
+def _key_module() -> ModuleType:
     try:
-        from llmops.gateway.auth.keys import store_has_keys
+        from llmops.gateway.auth import keys
     except ModuleNotFoundError as error:
-        raise _missing_library(error) from error
-    return asyncio.run(store_has_keys(url))
-
-
-def _key_directory(url: str) -> KeyDirectory:
-    try:
-        from llmops.gateway.auth.keys import KeyDirectory
-    except ModuleNotFoundError as error:
-        raise _missing_library(error) from error
-    return KeyDirectory(url)
-
-
-def _missing_library(error: ModuleNotFoundError) -> LlmopsError:
-    return missing_extra(f"A store needs {error.name}, which is not installed", "store")
+        raise missing_extra(f"A store needs {error.name}, which is not installed", "store") from error
+    return keys
 
 
 def create_audit(url: str) -> CountingAudit:
     """Return the counter of rejections or findings that writes to the audit log of a store."""
-    from llmops.gateway.auth.keys import StoreAuditLog
-
-    return CountingAudit(StoreAuditLog(url))
+    return CountingAudit(_key_module().StoreAuditLog(url))
 
 
 def _oidc_directory(settings: OidcSettings, members: KeyDirectory | None) -> Directory:
