@@ -25,9 +25,8 @@ from llmops.gateway.conversations.background_response import BackgroundFormat
 from llmops.gateway.conversations.chat_run import SAVE_INTERVAL, ChatRun
 from llmops.gateway.conversations.chat_translation import to_chat_request, translate_error_fields
 from llmops.gateway.conversations.event_replay import (
-    FLUSH_BYTES,
-    ReplayEventStream,
     encode_events,
+    encode_in_pieces,
     events_after,
 )
 from llmops.gateway.conversations.items import Item, parse_input_items
@@ -44,7 +43,13 @@ from llmops.gateway.generation.prompt_limits import max_rendered_characters
 from llmops.gateway.http.middleware import GatewayApp
 from llmops.gateway.http.request_body import validate_body
 from llmops.gateway.http.request_context import RequestContext, context_of
-from llmops.gateway.http.sse import DisconnectWatcher, EventSource, EventStreamResponse, openai_error_event
+from llmops.gateway.http.sse import (
+    STREAM_HEADERS,
+    DisconnectWatcher,
+    EventSource,
+    EventStreamResponse,
+    openai_error_event,
+)
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.schemas.chat_request import ChatRequest
 from llmops.gateway.schemas.response_schemas import DeletedResponse, InputTokenCount, ItemList, ResponseObject
@@ -208,9 +213,10 @@ class ResponsesEndpoints:
                 return json_response(_present(found)) if after is None else self._stream(request, found.read(after))
             self._hold(request, found)
             if after is None:
-                return _json_in_pieces(found.response)
+                return Response(found.response, media_type="application/json")
             entry = found.decoded()
-            return self._stream(request, ReplayEventStream(events_after(after, entry.response, entry.cuts)))
+            events = events_after(after, entry.response, entry.cuts)
+            return StreamingResponse(encode_in_pieces(events), headers=STREAM_HEADERS, media_type="text/event-stream")
 
     async def delete(self, request: Request) -> Response:
         """Delete a stored or running response."""
@@ -461,17 +467,6 @@ def _first_event(request: Request) -> int | None:
         "stream must be true or false, and starting_after the sequence number of an event of a stream.",
         param="stream" if after is None else "starting_after",
     )
-
-
-def _json_in_pieces(text: str) -> Response:
-    """Return a response whose JSON text is encoded in pieces while the client reads it."""
-
-    async def pieces() -> AsyncIterator[bytes]:
-        for start in range(0, len(text), FLUSH_BYTES):
-            yield text[start : start + FLUSH_BYTES].encode()
-
-    # The text is ASCII, so its length in bytes is its length in characters.
-    return StreamingResponse(pieces(), media_type="application/json", headers={"content-length": str(len(text))})
 
 
 def _form(run: AnswerRun) -> BackgroundFormat:

@@ -7,11 +7,10 @@ megabytes, and any number of clients may ask for the same response at once.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 from llmops.gateway.conversations.response_builder import Event, replay_events
-from llmops.gateway.http.sse import EventSource
 
 # Number of bytes after which a piece of a replay is sent.
 FLUSH_BYTES = 32 * 1024
@@ -34,30 +33,17 @@ def events_after(number: int, response: dict[str, Any], cuts: list[list[int]]) -
     return (event for event in replay_events(response, cuts) if event["sequence_number"] > number)
 
 
-class ReplayEventStream(EventSource):
-    """A stream of events that are already known."""
-
-    def __init__(self, past: Iterable[Event]) -> None:
-        self._past = iter(past)
-        self._over = False
-
-    async def next(self) -> bytes | None:
-        if self._over:
-            return None
-        parts: list[bytes] = []
-        size = 0
-        for event in self._past:
-            parts.append(_encode_event(event))
-            size += len(parts[-1])
-            if size >= FLUSH_BYTES:
-                break
-        return b"".join(parts) or None
-
-    def cancel(self) -> None:
-        self._over = True
-
-    def close(self) -> None:
-        self._over = True
+async def encode_in_pieces(events: Iterable[Event]) -> AsyncIterator[bytes]:
+    """Yield events as server-sent events, many at a time."""
+    parts: list[bytes] = []
+    size = 0
+    for event in events:
+        parts.append(_encode_event(event))
+        size += len(parts[-1])
+        if size >= FLUSH_BYTES:
+            yield b"".join(parts)
+            parts, size = [], 0
+    yield b"".join(parts)
 
 
 def _encode_event(event: Event) -> bytes:

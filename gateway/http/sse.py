@@ -131,6 +131,10 @@ class DisconnectWatcher:
             self._callback()
 
 
+#: Headers of a stream, which keep caches and nginx from holding events back.
+STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
 class EventStreamResponse(Response):
     """A response that streams events, or the error that occurred before the first event.
 
@@ -163,7 +167,7 @@ class EventStreamResponse(Response):
             error_event: Encodes an error of `open_source` that occurs after the response has
                 started.
         """
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        super().__init__(headers=STREAM_HEADERS)
         del self.headers["content-length"]
         self._open_source, self._watcher, self._timeouts = open_source, watcher, timeouts
         self._keepalive_event, self._error_event = keepalive_event, error_event
