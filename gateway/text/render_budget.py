@@ -24,8 +24,9 @@ T = TypeVar("T")
 #: the largest prompt.
 MAX_TOTAL_CHARACTERS = 1 << 27
 
-#: Maximum number of characters of a value: several times the largest prompt.
-MAX_VALUE_CHARACTERS = 1 << 25
+#: Maximum number of characters of a value: twice the default of `limits.prompt_bytes`. The slowest
+#: steps, such as the filter `title`, hold the GIL for half a second with such a text.
+MAX_VALUE_CHARACTERS = 1 << 23
 
 #: Maximum number of times that a step may pad, indent or repeat a text. Bounds the work of a step
 #: that makes no large value.
@@ -188,6 +189,20 @@ def output_value(value: Any) -> Any:
     if not isinstance(value, str):
         spend_characters(text_size(value))
     return value
+
+
+def timed_elements(value: Any) -> Iterator[Any]:
+    """Iterate over a container or text for a filter, and check before each item that CPU time is left.
+
+    The characters of a text count as the elements of a list, which the filter may create.
+
+    Raises:
+        SecurityError: The text is too long.
+        TemplateTimeoutError: The rendering has used up its CPU time.
+    """
+    if isinstance(value, str):
+        check_result_size(_ELEMENT_SIZE * len(value))
+    return timed_iteration(value)
 
 
 def timed_iteration(items: Iterable[Any]) -> Iterator[Any]:

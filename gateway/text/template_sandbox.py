@@ -31,6 +31,7 @@ from llmops.gateway.text.render_budget import (
     output_value,
     spend_characters,
     text_size,
+    timed_elements,
     timed_iteration,
 )
 
@@ -53,6 +54,12 @@ FORBIDDEN_METHODS = frozenset(
 _PLAIN_FILTERS = frozenset(
     ["abs", "attr", "count", "d", "default", "first", "float", "int", "items", "last", "length", "list", "map",
      "random", "reject", "rejectattr", "reverse", "select", "selectattr"]
+)  # fmt: skip
+
+#: Filters that iterate over their first argument, some without giving a result in between.
+_ITERATING = frozenset(
+    ["batch", "groupby", "join", "list", "map", "max", "min", "reject", "rejectattr", "select", "selectattr", "slice",
+     "sort", "sum", "unique"]
 )  # fmt: skip
 
 #: Filters and methods of texts whose result can be much larger than their arguments.
@@ -265,7 +272,7 @@ def _concatenate(*values: Any) -> str:
 
 def _limited_filter(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
     """Return the filter `work` with checks of time and size."""
-    is_plain, is_growing = name in _PLAIN_FILTERS, name in _GROWING
+    is_plain, is_growing, is_iterating = name in _PLAIN_FILTERS, name in _GROWING, name in _ITERATING
     # Some filters receive the environment or context as their first argument.
     leading = 1 if hasattr(work, "jinja_pass_arg") else 0
 
@@ -277,6 +284,8 @@ def _limited_filter(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
             if is_growing:
                 _check_growth(name, *values, **kwargs)
             args = (*args[:leading], *values)
+        if is_iterating:
+            args = (*args[:leading], timed_elements(args[leading]), *args[leading + 1 :])
         result = work(*args, **kwargs)
         is_iterator = type(result) is not str and isinstance(result, Iterator)
         return timed_iteration(result) if is_iterator else charge_value(result)

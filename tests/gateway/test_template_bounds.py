@@ -24,6 +24,7 @@ def grown(start: str, step: str, use: str = "ns.a | length") -> str:
 
 
 LISTS = "[ns.a, ns.a]"
+LONG = "{% set x = ('a' * 1000000) * 7 %}"
 HOSTILE = {
     "width in %": "{{ '%0600000000d' % 1 }}",
     "precision in %": "{{ '%.600000000f' % 1.5 }}",
@@ -99,6 +100,12 @@ HOSTILE = {
     "is in": grown("(1,)", "(ns.a, ns.a)", "ns.a is in {}"),
     "get": grown("(1,)", "(ns.a, ns.a)", "{}.get(ns.a)"),
     "unique": grown("(1,)", "(ns.a, ns.a)", "[ns.a] | unique | list"),
+    "a long text sorted": LONG + "{{ x | sort | length }}",
+    "a long text grouped": LONG + "{{ x | groupby('y') | list }}",
+    "a long text's characters joined": LONG + "{{ x | join('-') | length }}",
+    "a long text searched": LONG + "{{ x | select('eq', 'b') | list }}",
+    "a long list searched": "{% set ns = namespace(a=[1]) %}{% for i in range(20) %}{% set ns.a = ns.a + ns.a %}"
+    "{% endfor %}{{ ns.a | select('eq', 2) | list }}",
     "a long output": "{% set x = 'a' * 1000000 %}{% for i in range(99999) %}{{ x }}{% endfor %}",
     "a long text of its own": "{% for i in range(99999) %}" + "a" * 10_000 + "{% endfor %}",
     "filler": "{{ lipsum(n=100000000) }}",
