@@ -8,7 +8,6 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, Field
 
 from llmops.cli.monitor.exposition import MAX_LABEL_LENGTH, LabelSums, MetricsWindow, quantile
-from llmops.contract import ENGINE_SUFFIX
 from llmops.gateway.telemetry import metric_definitions
 from llmops.untrusted_text import escape_unsafe
 
@@ -141,15 +140,10 @@ class FleetSnapshot:
     gateways: Sequence[GatewayRow]
 
 
-def make_snapshot(gateways: Sequence[PolledGateway], engines: Mapping[str, MetricsWindow]) -> FleetSnapshot:
-    """Return a snapshot of the fleet from the latest polls.
-
-    Args:
-        gateways: The gateways with their latest metrics and replica states.
-        engines: Triton's metrics pages by HOST:PORT, for replicas that no gateway reports.
-    """
+def make_snapshot(gateways: Sequence[PolledGateway]) -> FleetSnapshot:
+    """Return a snapshot of the fleet from the gateways' latest metrics and replica states."""
     there = [one.recent for one in gateways if not one.problem]
-    replicas = rows_from_gateways(gateways) or rows_from_triton(engines)
+    replicas = _replica_rows(gateways)
     counted = _ModelCounters(there)
     return FleetSnapshot(
         max((one.seconds for one in there), default=0.0),
@@ -196,7 +190,7 @@ class _ModelCounters:
         troubles = {f"{one}_per_s": outcomes.get(one, 0.0) if self._rated else None for one in UNHEALTHY_STATES}
         judged = sum(rate for outcome, rate in outcomes.items() if outcome != "aborted")
         looked_up = self._rate(metric_definitions.PREFIX_LOOKUP_TOKENS, model)
-        ready = [one for one in replicas if one.state in ("ready", "")]
+        ready = [one for one in replicas if one.state == "ready"]
         ttft, tpot = (self._buckets[name].of(model) for name in (metric_definitions.TTFT, metric_definitions.TPOT))
         return ModelRow(
             model,
@@ -254,7 +248,7 @@ class _ModelCounters:
         return sums
 
 
-def rows_from_gateways(gateways: Sequence[PolledGateway]) -> list[ReplicaRow]:
+def _replica_rows(gateways: Sequence[PolledGateway]) -> list[ReplicaRow]:
     """Return a row per replica, from the worker with the most recent update."""
     lines: dict[tuple[str, str], list[ReplicaState]] = defaultdict(list)
     for gateway in gateways:
@@ -282,29 +276,6 @@ def _replica(model: str, lines: Sequence[ReplicaState]) -> ReplicaRow:
         last.problem,
         last.source,
     )
-
-
-def rows_from_triton(engines: Mapping[str, MetricsWindow]) -> list[ReplicaRow]:
-    """Return a row per replica, from the metrics of Triton."""
-    rows = []
-    for server, recent in sorted(engines.items()):
-        if recent.last is None:
-            continue
-        requests, blocks = LabelSums("model", "request_type"), LabelSums("model", "kv_cache_block_type")
-        requests.add(recent.last.series(metric_definitions.ENGINE_REQUESTS))
-        blocks.add(recent.last.series(metric_definitions.ENGINE_BLOCKS))
-        for engine in sorted({model for model, _ in requests.values}):
-            of, memory = requests.of(engine), blocks.of(engine)
-            rows.append(
-                ReplicaRow(
-                    engine.removesuffix(ENGINE_SUFFIX),
-                    server,
-                    running=of.get("scheduled", of.get("active")),
-                    waiting=of.get("waiting"),
-                    kv_use=memory.get("fraction"),
-                )
-            )
-    return rows
 
 
 def _gateway(asked: PolledGateway) -> GatewayRow:
