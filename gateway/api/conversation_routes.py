@@ -192,7 +192,6 @@ class ConversationRoutes:
         add("PATCH", one, lazy("change"), "Rename or change a conversation", ConversationObject, **change)
         add("DELETE", one, lazy("delete"), "Delete a conversation", DeletedConversations)
         add("POST", f"{one}/branch", lazy("branch"), "Show another branch", ConversationObject, body=BranchRequest)
-        add("GET", f"{one}/export", lazy("export"), "Export a conversation as a JSON line", None)
 
     def _add_openai_routes(self, add: Callable[..., None]) -> None:
         lazy, one = self._lazy, "/v1/conversations/{conversation_id}"

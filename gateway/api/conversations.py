@@ -15,7 +15,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from llmops.gateway.api.generation_response import json_response, page_limit
+from llmops.gateway.api.generation_response import json_bytes, json_response, page_limit
 from llmops.gateway.api.item_pages import item_list, item_page, shown_item
 from llmops.gateway.conversations.conversation_json import (
     conversation_object,
@@ -103,15 +103,13 @@ class ConversationEndpoints:
         return await self.get(request)
 
     async def export(self, request: Request) -> Response:
-        """Return one conversation, or all stored data of the caller, as JSON lines.
+        """Return all stored data of the caller as JSON lines.
 
         A caller with the scope admin may export the data of a `tenant` or a `user`.
         """
-        if "conversation_id" in request.path_params:
-            return _lines(_once(await self._read(request)), _id(request))
         tenant, user = _subject(request)
         damaged: list[str] = []
-        branches = self._store.everything(_caller(request), tenant, user, damaged)
+        branches = self._store.everything(_caller(request), damaged, tenant, user)
         responses = self._stored_responses(user or _caller(request).owner, tenant or "", damaged)
         return _lines(branches, tenant or user or "conversations", responses, damaged)
 
@@ -253,17 +251,17 @@ def _new_messages(client_items: Sequence[dict[str, Any]]) -> list[NewMessage]:
 def _lines(
     branches: AsyncIterator[Branch],
     name: str,
-    responses: AsyncIterator[StoredResponse] | None = None,
-    damaged: list[str] | None = None,
+    responses: AsyncIterator[StoredResponse],
+    damaged: list[str],
 ) -> Response:
     """Stream conversations as JSON lines, then stored responses with their input.
 
     Args:
         branches: The conversations.
         name: The name of the file that the client saves, without `.jsonl`.
-        responses: The stored responses, if they are exported too.
+        responses: The stored responses.
         damaged: Collects the ids of conversations and responses that cannot be decoded. The last
-            lines name them. With None, the error is raised instead.
+            lines name them.
     """
 
     async def lines() -> AsyncIterator[bytes]:
@@ -271,32 +269,20 @@ def _lines(
             try:
                 line = export_line(branch)
             except MALFORMED:
-                if damaged is None:
-                    raise
                 damaged.append(public_id(branch.conversation))
                 continue
             yield line
-        if responses is not None:
-            async for stored in responses:
-                shown = {**stored.response, "input": stored.items}
-                yield (json.dumps(shown, ensure_ascii=False) + "\n").encode("utf-8", "replace")
-        for one in damaged or ():
+        async for stored in responses:
+            yield json_bytes({**stored.response, "input": stored.items}) + b"\n"
+        for one in damaged:
             log.error(
                 "%s was left out of an export, because a row of it in the store is damaged; restore or delete it.", one
             )
-            yield (
-                json.dumps(
-                    {"id": one, "error": "A row of this entry in the store is damaged; ask the gateway's operator."}
-                )
-                + "\n"
-            ).encode()
+            problem = "A row of this entry in the store is damaged; ask the gateway's operator."
+            yield json_bytes({"id": one, "error": problem}) + b"\n"
 
     headers = {"content-disposition": f'attachment; filename="{name}.jsonl"'}
     return StreamingResponse(lines(), media_type="application/x-ndjson", headers=headers)
-
-
-async def _once(branch: Branch) -> AsyncIterator[Branch]:
-    yield branch
 
 
 def _subject(request: Request) -> tuple[str | None, str | None]:

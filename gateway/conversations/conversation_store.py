@@ -365,18 +365,17 @@ class ConversationStore:
     async def everything(
         self,
         caller: Caller,
+        damaged: MutableSequence[str],
         tenant: str | None = None,
         user: str | None = None,
-        damaged: MutableSequence[str] | None = None,
     ) -> AsyncIterator[Branch]:
         """Yield all conversations of the caller, a tenant or a user, with their current branch.
 
         Args:
             caller: The caller, whose conversations are yielded by default.
+            damaged: Receives the public ids of unreadable conversations.
             tenant: The tenant whose conversations are yielded.
             user: The user whose conversations are yielded.
-            damaged: Receives the public ids of unreadable conversations; without it, their errors
-                are raised.
         """
         turn = owner_id(caller)
         owned = partial(table.conversation_ids, user_id=user or turn)
@@ -390,8 +389,6 @@ class ConversationStore:
             try:
                 branch = await self._read_long(caller, partial(read, owner=owner, key=key))
             except MALFORMED:
-                if damaged is None:
-                    raise
                 damaged.append(_public_id(key))
                 continue
             if branch is not None:

@@ -218,9 +218,9 @@ async def test_what_is_deleted_for_its_age_is_archived_first(url, clock, tmp_pat
 async def test_everything_of_a_user_or_of_a_tenant_is_exported_and_deleted(chats, store):
     for caller in (ANN, ANN, BOB, EVE):
         await chats.create(caller, PAIR)
-    assert [len(one.messages) async for one in chats.everything(ANN)] == [2, 2]
-    assert len([one async for one in chats.everything(EVE, "acme")]) == 3
-    assert len([one async for one in chats.everything(EVE, user=ANN.user_id)]) == 2
+    assert [len(one.messages) async for one in chats.everything(ANN, [])] == [2, 2]
+    assert len([one async for one in chats.everything(EVE, [], "acme")]) == 3
+    assert len([one async for one in chats.everything(EVE, [], user=ANN.user_id)]) == 2
     assert await chats.purge(EVE, user=ANN.user_id) == 2
     assert await chats.purge(EVE, "acme") == 1
     assert await counted(store) == [1, 2]
