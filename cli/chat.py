@@ -31,10 +31,7 @@ DEFAULT_TOKENS = 1024
     "--temperature", type=click.FloatRange(0, 2), help="Sampling temperature; 0 is greedy.  [default: the server's]"
 )
 @click.option("--max-tokens", type=click.IntRange(1), help=f"Longest answer, in tokens.  [default: {DEFAULT_TOKENS}]")
-@click.option("--hide-reasoning", is_flag=True, help="Hide a reasoning model's thinking.")
-def command(
-    url: str, model: str | None, system: str | None, once: str | None, hide_reasoning: bool, **sampling: Any
-) -> None:
+def command(url: str, model: str | None, system: str | None, once: str | None, **sampling: Any) -> None:
     """Chat in the terminal with any OpenAI endpoint.
 
     Ctrl-C stops the answer, not the program. An API key is read from LLMOPS_API_KEY or
@@ -46,7 +43,7 @@ def command(
     options = {name: value for name, value in sampling.items() if value is not None}
     with contextlib.closing(client):
         messages = [{"role": "system", "content": system}] if system else []
-        chat = Chat(client, model or _first_model(client), options, hide_reasoning, messages)
+        chat = Chat(client, model or _first_model(client), options, messages)
         if once is not None:
             chat.answer_once(sys.stdin.read() if once == "-" else once)
         else:
@@ -60,7 +57,6 @@ class Chat:
     client: ChatClient
     model: str
     options: dict[str, Any]
-    hide_reasoning: bool = False
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def answer_once(self, text: str) -> None:
@@ -100,7 +96,7 @@ class Chat:
                 if said is not None:
                     said.append(delta.text)
                 click.echo(escape_unsafe(delta.text, len(delta.text), lines=True), nl=False)
-            elif not self.hide_reasoning and said is not None:
+            elif said is not None:
                 click.secho(escape_unsafe(delta.text, len(delta.text), lines=True), dim=True, nl=False)
             sys.stdout.flush()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from llmops.cli.options import FILE_PATH, reject_other_options
+from llmops.cli.options import FILE_PATH
 from llmops.errors import InputError
 from llmops.output_files import write_text
 
@@ -28,14 +28,12 @@ from llmops.output_files import write_text
 @click.option("--tpot-p95", help="With --gpu: objective for the time per token, e.g. 50ms.")
 @click.option("--tpot-p99", help="With --gpu: like --tpot-p95, for 99 of 100 answers.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
-@click.option("--schema-only", is_flag=True, help="Write only the schema, beside an existing file.")
 def command(
     checkpoint: str,
     output: Path,
     name: str | None,
     gpu: str | None,
     force: bool,
-    schema_only: bool,
     **load: str | None,
 ) -> None:
     """Write an llmops.yaml for CHECKPOINT, and its schema beside it.
@@ -45,14 +43,9 @@ def command(
     With --gpu, the service is planned as by `llmops plan`, and comments in the file give the plan's
     reasons.
     """
-    from llmops.cli.service.service_file import read
+    from llmops.cli.service.service_file import read, schema
     from llmops.cli.service.template import SCHEMA, cpu_template, default_model_name, gpu_template
 
-    if schema_only:
-        reject_other_options("--schema-only writes the schema of every llmops.yaml", "output", "schema_only")
-        _write_schema(output)
-        click.echo(f"Wrote {output.with_name(SCHEMA)}")
-        return
     if checkpoint.endswith((".yaml", ".yml")):
         raise InputError(f"{checkpoint} names the file to write, not a checkpoint; write -o {checkpoint}.")
     if output.exists() and not force:
@@ -69,18 +62,10 @@ def command(
         text = gpu_template(checkpoint, named, _planned(checkpoint, gpu, load))
     write_text(output, text)
     read(output)
-    _write_schema(output)
+    write_text(output.with_name(SCHEMA), json.dumps(schema(), indent=1) + "\n")
     click.echo(
         f"Wrote {output}, and {SCHEMA} for editors. Next: llmops up -f {output}{' --profile laptop' if gpu else ''}"
     )
-
-
-def _write_schema(beside: Path) -> None:
-    from llmops.cli.service.service_file import schema
-    from llmops.cli.service.template import SCHEMA
-
-    path = beside.with_name(SCHEMA)
-    write_text(path, json.dumps(schema(), indent=1) + "\n")
 
 
 def _planned(checkpoint: str, gpu: str, load: dict[str, str | None]) -> Any:

@@ -65,7 +65,7 @@ def _latency_options(metric: str, text: str, example: str) -> Callable[[T], T]:
         "Layout and limits": ("tp", "pp", "ep", "max_seq_len", "max_num_tokens", "kv_fraction"),
         "Engine": ("draft_tokens", "acceptance", "chunked_prefill", "disaggregated"),
         "Cost and times": ("price", "api_price", "measured", "timing", "online"),
-        "Report": ("top", "as_json", "html", "save", "rules", "name"),
+        "Report": ("as_json", "html", "save", "rules", "name"),
     }
 )
 @click.command(name="plan", cls=for_each_model(plan_defaults))
@@ -136,7 +136,6 @@ def _latency_options(metric: str, text: str, example: str) -> Callable[[T], T]:
 )
 @click.option("--timing", default="auto", help="Source of the times: auto, silicon (measured tables) or roofline.")
 @click.option("--online", is_flag=True, help="Ask the Hugging Face hub for the config, also of a well-known model.")
-@click.option("--top", type=click.IntRange(1), default=8, help="Number of layouts to list.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--html", type=OutputFile(), help="Write a report to this file.")
 @click.option("--save", type=OutputFile(), help="Write the build plan for `llmops build --plan`.")
@@ -154,7 +153,6 @@ def command(
     save: Path | None,
     rules: Path | None,
     name: str | None,
-    top: int,
     **flags: Any,
 ) -> None:
     """Plan a deployment: does it fit, how to shard it, how fast it is, what it costs.
@@ -186,7 +184,7 @@ def command(
         return
     from llmops.build.plan.report.terminal_report import print_plan
 
-    print_plan(plan, table_console(PIPED_WIDTH), top)
+    print_plan(plan, table_console(PIPED_WIDTH))
     if save:
         chosen = plan.best
         click.echo(f"Wrote {save}: {chosen.replicas}x {chosen.name} on {chosen.gpus} x {chosen.gpu.name}")

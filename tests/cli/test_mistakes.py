@@ -106,7 +106,6 @@ CLICK = {
         "The cluster watches what --export describes, not this command; leave --restarts out."
     ),
     "serve x --export slurm --claim a": "A Slurm script mounts folders, not a claim; leave --claim out.",
-    "init --schema-only --name a": "--schema-only writes the schema of every llmops.yaml; leave --name out.",
     "chart --schema-only --claim a": "--schema-only writes a schema that fits all values; leave --claim out.",
     "usage --tenant a dead-letters": "The options of dead-letters follow its name; leave --tenant out.",
     "plan x --name a": "Only --rules writes a name; leave --name out.",

@@ -6,6 +6,10 @@ from llmops.build.plan.search.candidate import Candidate
 from llmops.build.plan.search.layout_search import PlanResult
 from llmops.build.plan.search.plan_summary import batch_limit
 
+#: Number of layouts that a ranking shows. On the page, the other layouts are in a closed `details`
+#: element.
+LISTED_CANDIDATES = 8
+
 
 def gigabytes(bytes_: float) -> str:
     """Return a size, given in bytes, as text in MB or GB."""

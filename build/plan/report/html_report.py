@@ -15,8 +15,6 @@ from llmops.html_pages.elements import collapsible, data_table, key_figures, key
 from llmops.html_pages.elements import render_page as whole
 from llmops.html_pages.plots import Plot, Series, stacked_bar
 
-#: Number of layouts that the page shows. The other layouts are in a closed `details` element.
-LISTED_CANDIDATES = 8
 _HEAD = [
     "Layout", "GPU", "GPUs", "$/h", "$/M in", "$/M out", "TTFT p95", "TPOT p95", "max req/s", "tok/s/GPU", "tok/s/user",
 ]  # fmt: skip
@@ -87,8 +85,8 @@ def _cost(plan: PlanResult) -> str:
 
 def _ranking(plan: PlanResult) -> str:
     rows = [_row(candidate) for candidate in plan.candidates]
-    shown = data_table(_HEAD, rows[:LISTED_CANDIDATES], first=True)
-    rest = rows[LISTED_CANDIDATES:]
+    shown = data_table(_HEAD, rows[: figures.LISTED_CANDIDATES], first=True)
+    rest = rows[figures.LISTED_CANDIDATES :]
     return shown + (collapsible(f"{len(rest)} more", data_table(_HEAD, rest)) if rest else "")
 
 

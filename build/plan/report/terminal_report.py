@@ -15,10 +15,10 @@ from llmops.build.plan.search.plan_summary import accuracy_warning
 WIDE_COLUMNS = 100
 
 
-def print_plan(plan: PlanResult, console: Console, top: int = 8) -> None:
+def print_plan(plan: PlanResult, console: Console) -> None:
     """Print the ranking, the best layout with its memory, the Pareto plot and the rejected layouts."""
     console.print(Text(figures.title(plan), style="bold"))
-    console.print(_ranking(plan, console.width >= WIDE_COLUMNS, top))
+    console.print(_ranking(plan, console.width >= WIDE_COLUMNS))
     disaggregated = figures.disaggregated_saving(plan)
     if disaggregated:
         console.print(Text(disaggregated, style="dim"))
@@ -33,14 +33,14 @@ def print_plan(plan: PlanResult, console: Console, top: int = 8) -> None:
         console.print(Text(f"Times for {gpu}: {source}. Prices are from --price, or assumed.", style="dim"))
 
 
-def _ranking(plan: PlanResult, wide: bool, top: int) -> Table:
+def _ranking(plan: PlanResult, wide: bool) -> Table:
     table = Table(title=None, box=None, header_style="bold", pad_edge=False)
     columns = ["#", "GPU", "layout", "GPUs", "$/h", "$/M out", "TTFT p95", "TPOT p95", "max req/s"]
     columns += ["tok/s/GPU", "tok/s/user"] if wide else []
     for name in columns:
         left = name in ("GPU", "layout")
         table.add_column(name, justify="left" if left else "right", no_wrap=name != "layout")
-    for place, candidate in enumerate(plan.candidates[:top], 1):
+    for place, candidate in enumerate(plan.candidates[: figures.LISTED_CANDIDATES], 1):
         table.add_row(*_row(place, candidate, wide), style="green" if place == 1 else None)
     return table
 
