@@ -27,7 +27,6 @@ from llmops.gateway.auth.credential_cache import CachedDirectory
 from llmops.gateway.auth.directory import Identity
 from llmops.gateway.auth.jwks import MIN_REFRESH_INTERVAL, JwksCache
 from llmops.gateway.auth.keys import KeyDirectory
-from llmops.gateway.auth.oidc import OidcDirectory
 from llmops.gateway.errors import InvalidKeyError, UnavailableError
 from llmops.gateway.interfaces import Caller
 from llmops.store.accounts.key_secrets import hash_secret
@@ -37,7 +36,7 @@ from llmops.store.accounts.tenants import create_tenant, delete_tenant
 from llmops.store.accounts.users import ensure_user
 from llmops.store.audit import AuditContext, list_audit_entries
 from tests.attacks.harness import MIB, scaled
-from tests.gateway.test_oidc import Issuer
+from tests.gateway.test_oidc import Issuer, tokens_of
 from tests.store.conftest import databases, folder, kind, newest_database, newest_file, postgres, store, url
 from tests.support.pages import Page, PageServer
 
@@ -58,14 +57,10 @@ def issuer():
 
 @asynccontextmanager
 async def tokens_at(issuer, directory=None, **options):
-    given = issuer.settings(**options)
-    tokens = OidcDirectory(given, directory, JwksCache(given.issuer, given.jwks, given.refresh))
-    try:
+    async with tokens_of(issuer, members=directory, **options) as tokens:
         yield tokens
-    finally:
-        await tokens.close()
-        if directory is not None:
-            await directory.close()
+    if directory is not None:
+        await directory.close()
 
 
 async def outcome(tokens, token: str) -> str:

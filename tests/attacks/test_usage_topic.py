@@ -9,11 +9,11 @@ import asyncio
 import json
 import sys
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 from aiokafka import AIOKafkaClient, AIOKafkaProducer, TopicPartition
@@ -29,7 +29,6 @@ from sqlalchemy.event import listen, remove
 
 from llmops.control import leader_jobs
 from llmops.control import ledger as ledger_module
-from llmops.control.leader_jobs import run_jobs
 from llmops.control.ledger import Ledger, write_until_accepted
 from llmops.errors import InputError
 from llmops.gateway.interfaces import UsageEvent
@@ -60,39 +59,22 @@ from llmops.store.usage_queries import UsageFilter, find_sequence_gaps, sum_usag
 from llmops.store.usage_writes import MAX_SUM
 from tests.attacks.harness import MIB, scaled
 from tests.store.conftest import by, databases, folder, kind, newest_database, newest_file, postgres, store, url
-from tests.support.servers import Broker
+from tests.store.test_ledger import KEY, NOON, at_work, broker, kafka, quick_groups
+from tests.store.test_ledger import event as ledger_event
 from tests.support.usage_rows import high_water_mark
 from tests.support.waiting import stop_tasks
 
-__all__ = ["by", "databases", "folder", "kind", "newest_database", "newest_file", "postgres", "store", "url"]
+__all__ = ["broker", "by", "databases", "folder", "kafka", "kind", "newest_database", "newest_file", "postgres"]
+__all__ += ["quick_groups", "store", "url"]
 
-KEY, OTHER = "0123456789abcdef" * 2, "fedcba9876543210" * 2
-NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
+OTHER = "fedcba9876543210" * 2
 #: Megabytes that one compressed record unpacks to, and by which it may raise the memory of the ledger's process.
 BOMB_MIB, BOMB_BOUND_MIB = scaled(64, 700), 48
 
 
 def event(seq: int, **changes: object) -> UsageEvent:
-    made = UsageEvent(str(uuid4()), "gw-1", seq, NOON, f"chatcmpl-{seq}", "acme", str(UUID(int=7)), "key-a", "tiny", 37)
-    return made._replace(output_tokens=7, cost_micros=3, price_id="p")._replace(**changes)
-
-
-@pytest.fixture(scope="session")
-def broker() -> Iterator[str]:
-    """The address of a Kafka-protocol broker, with a topic for each test."""
-    with Broker() as own:
-        yield own.servers
-
-
-@pytest.fixture
-def kafka(broker: str) -> KafkaSettings:
-    return KafkaSettings(servers=broker, topic=f"t{uuid4().hex}", signing_keys=KEY)
-
-
-@pytest.fixture(autouse=True)
-def quick_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A consumer that joins a group is waited for half a session by this broker."""
-    monkeypatch.setattr(ledger_module, "SESSION_TIMEOUT_MS", 1000)
+    """An event of one tenant, whose records are in one partition."""
+    return ledger_event(seq, **{"tenant_id": "acme", **changes})
 
 
 @asynccontextmanager
@@ -104,15 +86,6 @@ async def stranger(kafka: KafkaSettings, **options: object) -> AsyncIterator[AIO
         yield producer
     finally:
         await producer.stop()
-
-
-@asynccontextmanager
-async def at_work(kafka: KafkaSettings, url: str) -> AsyncIterator[None]:
-    task = asyncio.create_task(run_jobs([Ledger(kafka, url)]))
-    try:
-        yield
-    finally:
-        await stop_tasks(task)
 
 
 async def arrived(sink: LedgerSink | KafkaSink, events: list[UsageEvent]) -> None:
@@ -146,7 +119,7 @@ async def test_an_answer_of_the_broker_that_cannot_be_read_does_not_stop_the_led
     monkeypatch.setattr(Fetcher, "_proc_fetch_request", damaged_once)
     monkeypatch.setattr(leader_jobs, "MIN_BACKOFF", 0.05)
     sink = KafkaSink(kafka, LedgerSink(url))
-    async with at_work(kafka, url):
+    async with at_work(Ledger(kafka, url)):
         await failed.wait()
         await sink.write([one := event(0)])
         await asyncio.wait_for(arrived(sink, [one]), 30)
@@ -164,7 +137,7 @@ async def test_a_stranger_who_takes_the_next_numbers_of_a_gateway_costs_it_no_ev
     delivery = UsageDelivery(outbox, sink, resend_timeout=1.0)
     outbox.add([encode_event(one) for one in honest[:10]])
     delivering = asyncio.create_task(delivery.run())
-    async with at_work(kafka, url), stranger(kafka) as producer:
+    async with at_work(Ledger(kafka, url)), stranger(kafka) as producer:
         await arrived(sink, honest[:10])
         forged = [event(seq, cost_micros=10**9) for seq in range(10, 50)]
         for one in forged:
@@ -207,7 +180,7 @@ async def test_two_keys_are_valid_while_one_replaces_the_other(kafka, store, url
     events = [event(0), event(1)]
     await behind.write(events[:1])
     await ahead.write(events[1:])
-    async with at_work(rotated, url):
+    async with at_work(Ledger(rotated, url)):
         await arrived(behind, events)
     assert await counts(store) == {}
     await behind.close()
@@ -465,7 +438,7 @@ async def test_offsets_that_a_writer_gives_records_do_not_stop_the_ledger(kafka,
     """Before the fix, each such record ended the ledger, with twice the pause of the one before, up to a minute."""
     sink, honest = KafkaSink(kafka, LedgerSink(url)), [event(seq) for seq in range(4)]
     await sink.write(honest[:2])
-    async with at_work(kafka, url):
+    async with at_work(Ledger(kafka, url)):
         await arrived(sink, honest[:2])
         # the record after two of the gateway
         await _produce(kafka, [delta - 2 * (delta == 2**63 - 1) for delta in deltas])
@@ -504,7 +477,7 @@ async def test_a_record_is_bounded_before_it_is_parsed(kafka, store, url):
         await producer.send_and_wait(kafka.topic, value, headers=[(SIGNATURE_HEADER, signature(KEY.encode(), value))])
     honest = [event(0)]
     await sink.write(honest)
-    async with at_work(kafka, url):
+    async with at_work(Ledger(kafka, url)):
         await arrived(sink, honest)
     assert await counts(store) == {"too large": 2}
     async with store.read() as reading:
@@ -526,7 +499,7 @@ async def test_many_small_records_are_parked_in_few_transactions(kafka, store, u
     monkeypatch.setattr(ledger_module, "FLOOD_BATCH_SIZE", 1000, raising=False)
     async with stranger(kafka) as producer:
         await asyncio.gather(*[await producer.send(kafka.topic, b"%d" % (one % 10), partition=0) for one in range(500)])
-    async with at_work(kafka, url):
+    async with at_work(Ledger(kafka, url)):
         while sum((await counts(store)).values()) < 500:
             await asyncio.sleep(0.05)
     assert sum(parked) == 500

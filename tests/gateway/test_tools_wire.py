@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.anthropic_sdk import named_events
 from tests.support.gateway_stack import running
 from tests.support.scripted_triton import Step
 from tests.support.waiting import eventually
@@ -246,12 +247,7 @@ async def respond(stack, **fields):
 
 
 async def response_events(stack, **fields):
-    async with stack.client.stream("POST", "/v1/responses", json={"model": "tiny", "stream": True, **fields}) as answer:
-        assert answer.status_code == 200, await answer.aread()
-        lines = [line async for line in answer.aiter_lines() if line]
-    named = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
-    data = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
-    assert named == [event["type"] for event in data]
+    data = await named_events(stack, "/v1/responses", fields)
     assert [event["sequence_number"] for event in data] == list(range(len(data)))
     return data
 

@@ -69,6 +69,11 @@ def broker() -> Iterator[str]:
         yield own.servers
 
 
+@pytest.fixture
+def kafka(broker: str) -> KafkaSettings:
+    return KafkaSettings(servers=broker, topic=f"t{uuid4().hex}", signing_keys=KEY)
+
+
 @pytest.fixture(autouse=True)
 def quick_groups(monkeypatch):
     """Shorten sessions, because this broker waits half a session for joining members."""
@@ -102,8 +107,7 @@ async def total(store) -> UsageSum:
         return (await sum_usage(connection, UsageFilter()))[0]
 
 
-async def test_events_arrive_once_whatever_else_is_in_the_topic(broker, store, url):
-    kafka = KafkaSettings(servers=broker, topic=f"t{uuid4().hex}", signing_keys=KEY)
+async def test_events_arrive_once_whatever_else_is_in_the_topic(kafka, store, url):
     sink = KafkaSink(kafka, LedgerSink(url))
     events = [event(seq) for seq in range(40)]
     await sink.write(events[:20])
@@ -153,9 +157,8 @@ async def test_a_broker_that_forgot_what_it_acknowledged_gets_it_again(store, ur
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-async def test_a_broker_whose_log_is_shorter_than_what_was_read_of_it(broker, store, url):
+async def test_a_broker_whose_log_is_shorter_than_what_was_read_of_it(kafka, store, url):
     """One that forgot its events, and was told by a ledger that it had read many."""
-    kafka = KafkaSettings(servers=broker, topic=f"t{uuid4().hex}", signing_keys=KEY)
     sink = KafkaSink(kafka, LedgerSink(url))
     await sink.write([event(seq) for seq in range(10)])
     before = AIOKafkaConsumer(
@@ -169,9 +172,8 @@ async def test_a_broker_whose_log_is_shorter_than_what_was_read_of_it(broker, st
     await sink.close()
 
 
-async def test_the_ledger_waits_for_its_postgresql(broker, own_postgres):
+async def test_the_ledger_waits_for_its_postgresql(kafka, own_postgres):
     url, stop, start = own_postgres
-    kafka = KafkaSettings(servers=broker, topic=f"t{uuid4().hex}", signing_keys=KEY)
     sink = KafkaSink(kafka, LedgerSink(url))
     async with at_work(Ledger(kafka, url)):
         events = [event(seq) for seq in range(10)]

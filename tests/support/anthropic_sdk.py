@@ -25,8 +25,12 @@ async def streamed(stack, **fields):
 
 
 async def raw_events(stack, **fields):
-    body = {"model": "tiny", "max_tokens": 200, "messages": HELLO, "stream": True, **fields}
-    async with stack.client.stream("POST", "/v1/messages", json=body) as answer:
+    return await named_events(stack, "/v1/messages", {"max_tokens": 200, "messages": HELLO, **fields})
+
+
+async def named_events(stack, path, fields):
+    """The data of an answer's events, each of which has its type as its name, too."""
+    async with stack.client.stream("POST", path, json={"model": "tiny", "stream": True, **fields}) as answer:
         assert answer.status_code == 200, await answer.aread()
         lines = [line async for line in answer.aiter_lines() if line]
     named = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
