@@ -1,6 +1,5 @@
 """The endpoint /api/usage: the caller's own usage, its cost, and the remaining budgets."""
 
-from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -14,18 +13,11 @@ from llmops.control.admin.routes import read_sums, report_fields
 from llmops.control.admin.schemas import AdminSchema, DateRange, UsageReport
 from llmops.control.api_route import CurrentCaller, json_response, make_router
 from llmops.control.store_access import StoreOfApp, client_errors
-from llmops.gateway.errors import ForbiddenError, InvalidRequestError
+from llmops.gateway.errors import ForbiddenError
 from llmops.gateway.interfaces import Caller
 from llmops.store.usage_queries import UsageFilter, spent_micros
 
 UsageOwner = Literal["key", "user", "tenant"]
-
-#: Groups into which usage can be divided, by the kind of owner.
-GROUPS: dict[str, tuple[str, ...]] = {
-    "key": ("day", "model"),
-    "user": ("day", "model", "key"),
-    "tenant": ("day", "model", "key", "user"),
-}
 
 #: User id in the totals for requests without a key.
 ANONYMOUS = str(UUID(int=0))
@@ -72,7 +64,8 @@ async def read_own_usage(
     store: StoreOfApp, caller: CurrentCaller, query: Annotated[CallerUsageQuery, Query()]
 ) -> Response:
     owner = query.of or ("user" if caller.tenant_id and not caller.key_id else "key")
-    _check_permission(owner, query.by, caller)
+    if owner == "tenant" and "usage" not in caller.scopes:
+        raise ForbiddenError("This key may not read its tenant's usage; use a key with the scope 'usage'.")
     now = datetime.now(UTC)
     with client_errors():
         period = DateRange.resolve(query.first, query.last, now)
@@ -84,21 +77,6 @@ async def read_own_usage(
             lambda: CallerUsage(period=period, of=owner, budgets=budgets, **report_fields(total, sums)),
             exclude_unset=True,
         )
-
-
-def _check_permission(owner: UsageOwner, groups: Sequence[str], caller: Caller) -> None:
-    """Check that a caller may read the requested usage.
-
-    Raises:
-        ForbiddenError: The usage of the tenant is requested, and the key lacks the scope `usage`.
-        InvalidRequestError: The usage cannot be divided into the requested groups.
-    """
-    if owner == "tenant" and "usage" not in caller.scopes:
-        raise ForbiddenError("This key may not read its tenant's usage; use a key with the scope 'usage'.")
-    unknown = [name for name in groups if name not in GROUPS[owner]]
-    if unknown:
-        known = ", ".join(GROUPS[owner])
-        raise InvalidRequestError(f"The usage of a {owner} cannot be grouped by {unknown[0]}; use {known}.", param="by")
 
 
 def _usage_filter(owner: UsageOwner, caller: Caller, period: DateRange) -> UsageFilter:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from llmops.control.admin.schemas import AdminRequest, AdminSchema, AuditEntryRead, SafeText, Timestamp
 from llmops.control.rollouts.analysis import Condition
@@ -92,14 +92,6 @@ class RolloutSettings(AdminRequest):
     min_seconds: float = Field(default=60.0, ge=0, le=MAX_SECONDS)
     quality_tolerance: float = Field(default=0.0, ge=0, le=1)
     twin: bool = False
-
-    @field_validator(
-        "percent", "drain_timeout", "keep_old", "min_requests", "min_seconds", "quality_tolerance", mode="before"
-    )
-    @classmethod
-    def _default(cls, value: Any, info: ValidationInfo) -> Any:
-        """Return the field's default if the value is null."""
-        return cls.model_fields[info.field_name or ""].default if value is None else value
 
     @model_validator(mode="after")
     def _check_conditions(self) -> Self:

@@ -108,7 +108,7 @@ async def test_who_asks_sees_what_its_own_key_user_and_tenant_used(acme):
         assert (
             day["requests"] == acme.sums(wanted=lambda one: one.created_at.date() == date(2026, 9, 11))[()]["requests"]
         )
-        for bad in ({"by": "key"}, {"of": "galaxy"}, {"from": "yesterday"}, {"period": "2026-09"}):
+        for bad in ({"by": "color"}, {"of": "galaxy"}, {"from": "yesterday"}, {"period": "2026-09"}):
             assert (await ask(acme.secret, **bad))[0] == 400
 
 
