@@ -92,7 +92,8 @@ class StoreUrl:
             )
         for kind in ("", "-shm", "-wal", "-journal"):
             path = Path(f"{self.file}{kind}")
-            if path.exists() and not path.is_file():
+            # each is false for a file that another process removes now, as the last one to close a store does
+            if path.is_dir() or path.is_fifo() or path.is_socket() or path.is_char_device() or path.is_block_device():
                 raise InputError(f"{path} is a folder, pipe or device, and SQLite needs a file there; move it away.")
         if not self.file.exists():
             self._touch(self.file)
