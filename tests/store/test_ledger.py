@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import os
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
@@ -58,13 +57,7 @@ def event(seq: int, gateway: str = "gw-1", **changes) -> UsageEvent:
 
 @pytest.fixture(scope="session")
 def broker() -> Iterator[str]:
-    """Yield the address of a broker that tests share, each with a topic of its own.
-
-    The variable `LLMOPS_TEST_KAFKA` names another broker.
-    """
-    if given := os.environ.get("LLMOPS_TEST_KAFKA"):
-        yield given
-        return
+    """Yield the address of a broker that tests share, each with a topic of its own."""
     with Broker() as own:
         yield own.servers
 
