@@ -25,6 +25,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 from pydantic_core import to_json
+from redis.exceptions import ResponseError
 
 from llmops.background import TaskSet, cancel_tasks
 from llmops.gateway.logging_setup import RepeatedLines
@@ -65,8 +66,9 @@ SETTLE_INTERVAL = 0.5
 # rejected meanwhile.
 RELEASE_INTERVAL = 0.05
 # Seconds between two calls of an idle gateway. Each gateway must be counted while Redis answers, so
-# that all divide the limits by the same number when Redis is unavailable.
-SIGN_OF_LIFE_INTERVAL = LEASE_TIMEOUT / 3
+# that all divide the limits by the same number when Redis is unavailable. A gateway that has not
+# called since another gateway started would grant more than its part.
+SIGN_OF_LIFE_INTERVAL = 1.0
 # Maximum number of reservations in one call, which then blocks Redis for less than a millisecond.
 MAX_BATCH = 64
 # Minimum seconds between two log lines about failures, and about lost data: a broken Redis may fail
@@ -236,9 +238,12 @@ class RedisLimiter(Limiter):
             self.gateways, epoch, spent, replies = _read_reply(reply, calls)
         except FAILURES as error:
             # The script may have applied the settlements, so they are added to the known spending
-            # and not sent again.
+            # and not sent again, unless Redis refused to run it: without memory or the right to
+            # write, the script's first write fails.
             for name, (bound, change) in settled.items():
-                if change.spent:
+                if isinstance(error, ResponseError):
+                    add_settlement(self._settled, bound, change)
+                elif change.spent:
                     self._note_spent(name, bound.period, self._known_of(bound) + change.spent)
             self._lose(str(error) or type(error).__name__)
             return None

@@ -15,6 +15,7 @@ from llmops.gateway.ratelimit.buckets import Limit, LimitRequest, Settlement
 from llmops.gateway.ratelimit.redis import PREFIX, RETRY_INTERVAL, RedisLimiter
 from tests.limits.conftest import valkey
 from tests.support.servers import Valkey
+from tests.support.waiting import eventually
 
 __all__ = ["valkey"]
 
@@ -108,7 +109,16 @@ async def test_one_damaged_record_widens_no_limit(valkey: Valkey, damaged: bytes
         await limiter.close()
 
 
-async def test_what_gateways_spend_in_an_outage_adds_up(valkey: Valkey):
+#: Commands that make Redis refuse to write, and to write again.
+_REFUSALS = {
+    "no memory": ("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"),
+    "no right": ("ACL SETUSER default -@write", "ACL SETUSER default +@write"),
+    "a replica": ("REPLICAOF 127.0.0.1 9", "REPLICAOF NO ONE"),
+}
+
+
+@pytest.mark.parametrize("refusal", [None, *_REFUSALS])
+async def test_what_gateways_spend_in_an_outage_adds_up(valkey: Valkey, refusal: str | None):
     """Before the fix, Redis learned the larger of the two sums, and 140 of 100 were spent."""
     limiters = [RedisLimiter(valkey.url) for _ in range(2)]
     spent = 0
@@ -124,14 +134,22 @@ async def test_what_gateways_spend_in_an_outage_adds_up(valkey: Valkey):
         await limiter.start()
     for limiter in limiters:
         await spend(limiter)
-    valkey.kill()
+    if refusal is None:
+        valkey.kill()
+    else:
+        async with Redis.from_url(valkey.url) as client:
+            await client.execute_command(*_REFUSALS[refusal][0].split())
     # longer than between two attempts to reach Redis
     for _ in range(6):
         for limiter in limiters:
             await spend(limiter)
         await asyncio.sleep(RETRY_INTERVAL / 4)
     assert spent == 100, "each gateway has half of the rest"
-    valkey.start()
+    if refusal is None:
+        valkey.start()
+    else:
+        async with Redis.from_url(valkey.url) as client:
+            await client.execute_command(*_REFUSALS[refusal][1].split())
     for limiter in limiters:
         await limiter.up.wait()
     for limiter in limiters * 10:
@@ -140,6 +158,16 @@ async def test_what_gateways_spend_in_an_outage_adds_up(valkey: Valkey):
     assert spent <= 110
     for limiter in limiters:
         await limiter.close()
+
+
+async def test_an_idle_gateway_soon_counts_one_that_starts(valkey: Valkey):
+    """Before the fix, for 5 s it granted all of a budget if Redis failed: two gateways spent $0.65 of $0.50."""
+    first, second = RedisLimiter(valkey.url), RedisLimiter(valkey.url)
+    await first.start()
+    await second.start()
+    await eventually(lambda: first.gateways == 2, seconds=3)
+    await first.close()
+    await second.close()
 
 
 async def test_what_running_answers_hold_survives_the_loss_of_its_record(valkey: Valkey):
@@ -159,7 +187,7 @@ async def test_what_running_answers_hold_survives_the_loss_of_its_record(valkey:
     async with Redis.from_url(valkey.url) as client:
         await client.delete(f"{PREFIX}:held")
     await hold(limiters[0])
-    # the other gateway restores what it holds at its next call, which comes every third of a lease
+    # the other gateway restores what it holds at its next call, which comes every second
     limiters[1].beat()
     await asyncio.sleep(0.1)
     for limiter in limiters * 10:
