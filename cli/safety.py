@@ -108,7 +108,7 @@ def train(examples: Path, url: str, model: str, output: Path, max_false_positive
     write_text(output, json.dumps(head))
     for category in head["weights"]:
         recall, wrong = head["recall"][category], head["false_positives"][category]
-        click.echo(
+        print_line(
             f"{category:<20} recall {recall:.0%}  false positives {wrong:.0%}  threshold "
             f"{head['thresholds'][category]:.2f}"
         )

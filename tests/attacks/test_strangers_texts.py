@@ -140,6 +140,18 @@ def test_a_spreadsheet_runs_no_formula_of_an_address(monkeypatch):
     assert row[0] == f"'{user}"
 
 
+def test_a_category_of_a_strangers_examples_is_escaped(tmp_path, monkeypatch):
+    """Before the fix, `llmops safety train` printed categories as they are."""
+    examples = tmp_path / "examples.jsonl"
+    lines = [{"text": f"t{i}", **({"category": HOSTILE[1] + HOSTILE[3]} if i % 2 else {})} for i in range(40)]
+    examples.write_text("\n".join(map(json.dumps, lines)))
+    monkeypatch.setattr("llmops.cli.safety.embed_texts", lambda client, model, texts: [[len(one)] for one in texts])
+    command = ["safety", "train", str(examples), "--url", "http://127.0.0.1:9", "--model", "m"]
+    done = CliRunner().invoke(cli, [*command, "-o", str(tmp_path / "head.json")])
+    assert r"\x1b]0;owned\x07" in done.stdout
+    assert is_safe(done.stdout)
+
+
 def test_a_report_of_a_stranger_is_compared_or_refused(tmp_path):
     """Before the fixes, its texts reached the terminal as they were, and other values ended with tracebacks."""
     options, machine = {"arrival": "poisson"}, {"cpu": "x"}
