@@ -16,6 +16,7 @@ from llmops.cli.output import print_json
 from llmops.errors import InputError
 from llmops.input_files import MAX_LIST_BYTES, parse_json, read_bounded
 from llmops.untrusted_text import escape_unsafe
+from llmops.urls import without_secrets
 
 if TYPE_CHECKING:
     from llmops.cli.openai_client import ChatClient
@@ -114,7 +115,9 @@ def _tokenize(client: ChatClient, name: str, body: dict[str, Any], model: str | 
     own = body.get("model")
     chosen = model or (own if own in served else next(iter(served), None))
     if chosen is None:
-        raise InputError(f"{client.url} serves no model; start one, or name another gateway with --url.")
+        raise InputError(
+            f"{without_secrets(client.url)} serves no model; start one, or name another gateway with --url."
+        )
     ids = client.post(_beside(client, "tokenize"), {"model": chosen, **fields})["tokens"]
     return Prompt(name, chosen, ids, left_out)
 

@@ -87,12 +87,17 @@ def http_url_problem(text: str) -> str:
 
 
 def without_secrets(url: str) -> str:
-    """Return a URL for the log, without its user, password and query, which may contain secrets."""
+    """Return a URL for the log, without its user, password and query, which may contain secrets.
+
+    A text that is not a URL loses everything before its last @ and after its first question mark.
+    """
     try:
         parts = urlsplit(url)
+        if parts.hostname and parts.port != 0:
+            return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
     except ValueError:
-        return url.rpartition("@")[2]
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+        pass
+    return url.rpartition("@")[2].partition("?")[0]
 
 
 def failure_reason(error: Exception) -> str:

@@ -15,6 +15,7 @@ from llmops.perf.workloads.base import Workload
 from llmops.perf.workloads.files import PromptFile, TraceEntry, TraceWorkload, read_trace
 from llmops.perf.workloads.filler import Filler, TokenIdFiller, WordFiller
 from llmops.perf.workloads.synthetic import PromptForm, SyntheticSpec, SyntheticWorkload
+from llmops.urls import without_secrets
 
 #: Seconds of each rate of a sweep if --duration is not set: 120 requests at 4 requests/s.
 STEP_SECONDS = 30.0
@@ -101,7 +102,7 @@ async def _warm_up(options: BenchOptions, runner: Runner, progress: BenchProgres
     errors = sorted({record.error for record in run.records if record.error is not None})
     if run.records and all(record.error for record in run.records):
         raise ServerError(
-            f"All {len(run.records)} warm-up requests to {options.url} failed: {', '.join(errors)}; "
+            f"All {len(run.records)} warm-up requests to {without_secrets(options.url)} failed: {', '.join(errors)}; "
             "correct the model, key or request named there, or see the server's log."
         )
 

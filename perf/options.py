@@ -10,6 +10,7 @@ from llmops.perf.clients.base import RequestOptions
 from llmops.perf.load.sweep import SweepStep
 from llmops.perf.records import Record
 from llmops.perf.workloads.lengths import Lengths
+from llmops.urls import without_secrets
 
 
 @dataclass
@@ -57,7 +58,7 @@ class BenchOptions(RequestOptions):
             raise InputError("--tools and --prompts need an OpenAI endpoint; give one, such as http://HOST:9000/v1.")
         if (self.via in ("engine", "ensemble")) != self.url.startswith("grpc://"):
             raise InputError(
-                f"--via {self.via} does not fit {self.url}; give grpc:// for engine and ensemble, else http://."
+                f"--via {self.via} does not fit {without_secrets(self.url)}; give grpc:// for engine and ensemble, else http://."
             )
         made_up = [name for name in ("turns", "tools", "prefix_tokens", "cancel_share") if getattr(self, name)]
         if made_up and (self.trace or self.prompts):
@@ -69,12 +70,13 @@ class BenchOptions(RequestOptions):
             raise InputError("--turns cannot be sent to an ensemble; give --via engine, or a chat endpoint.")
 
     def public(self) -> dict[str, Any]:
-        """Return the options as JSON values for the report, without the API key and headers."""
+        """Return the options as JSON values for the report, without the secrets that they contain."""
         hidden = {"api_key", "headers"}
         data = {key: value for key, value in asdict(self).items() if key not in hidden}
         for name in ("input", "output", "turns"):
             data[name] = getattr(self, name).text if getattr(self, name) else None
         data["prompts"], data["trace"] = (str(path) if path else None for path in (self.prompts, self.trace))
+        data["url"] = without_secrets(self.url)
         data["slos"] = [str(slo) for slo in self.slos]
         return data
 

@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from llmops.distribution import missing_extra
 from llmops.errors import InputError, ServerError, UnknownResourceError
+from llmops.urls import without_secrets
 
 if TYPE_CHECKING:
     import httpx
@@ -107,7 +108,7 @@ class AdminClient:
             async with self._connect() as client, asyncio.timeout(TOTAL_TIMEOUT):
                 response = await client.request(method, location, params=_set_fields(query), json=_set_fields(body))
         except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-            raise InputError(f"{self._base_url} is not a URL; write http://HOST:PORT.") from error
+            raise InputError(f"{without_secrets(self._base_url)} is not a URL; write http://HOST:PORT.") from error
         except (httpx.HTTPError, TimeoutError) as error:
             if isinstance(error, TimeoutError):
                 error = httpx.ReadTimeout("")
@@ -165,16 +166,17 @@ class AdminClient:
         if message.startswith(f"There is no {response.request.method} {response.request.url.path}."):
             return self._no_admin_api_error()
         if response.status_code >= 500:
-            return ServerError(f"{self._base_url} failed: {message}")
+            return ServerError(f"{without_secrets(self._base_url)} failed: {message}")
         if response.status_code == 401:
             advice = "set LLMOPS_API_KEY to a key of the scope admin that it knows"
-            return InputError(f"{self._base_url} refuses this API key ({message.rstrip('.')}); {advice}.")
+            place = without_secrets(self._base_url)
+            return InputError(f"{place} refuses this API key ({message.rstrip('.')}); {advice}.")
         return (UnknownResourceError if response.status_code == 404 else InputError)(message)
 
     def _no_admin_api_error(self) -> ServerError:
         return ServerError(
-            f"{self._base_url} answers, but has no admin API: a gateway has one only in an `llmops up` with a store "
-            "(--store); name an `llmops control` or such an `llmops up`."
+            f"{without_secrets(self._base_url)} answers, but has no admin API: a gateway has one only in an "
+            "`llmops up` with a store (--store); name an `llmops control` or such an `llmops up`."
         )
 
 

@@ -145,6 +145,8 @@ def _place(text: str) -> str | DnsAddress:
         return name
     url = text.rstrip("/").removesuffix("/v1")
     if not url.startswith(("http://", "https://")):
-        raise InputError(f"--url {text} is not a URL: write http://HOST:PORT, or dns:NAME:PORT for several.")
+        raise InputError(
+            f"--url {without_secrets(text)} is not a URL: write http://HOST:PORT, or dns:NAME:PORT for several."
+        )
     check_url(url)
     return url

@@ -36,6 +36,7 @@ from llmops.gateway.interfaces import UsageOwner
 from llmops.gateway.ratelimit.fairness import FairShares
 from llmops.gateway.redis_client import FAILURES, connect
 from llmops.untrusted_text import escape_unsafe
+from llmops.urls import without_secrets
 
 log = logging.getLogger(__name__)
 
@@ -492,11 +493,10 @@ class CheckpointStore:
             await work(*args)
         except FAILURES as error:
             if not self._trouble:
-                place = self._url.rpartition("@")[2].removeprefix("redis://").removeprefix("rediss://")
                 log.error(
                     "Redis at %s, which keeps running answers, is not usable (%s). Until it answers, running answers "
                     "are lost with their gateway.",
-                    place,
+                    without_secrets(self._url),
                     str(error) or type(error).__name__,
                 )
             self._trouble, self.up = True, False

@@ -47,6 +47,7 @@ from llmops.gateway.ratelimit.buckets import (
 )
 from llmops.gateway.ratelimit.memory import InMemoryLimiter
 from llmops.gateway.redis_client import FAILURES, connect
+from llmops.urls import without_secrets
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ class RedisLimiter(Limiter):
     def __init__(
         self, url: str, prefix: str = PREFIX, timeout: float = TIMEOUT, clock: Callable[[], float] | None = None
     ) -> None:
-        self._url, self._prefix = url, prefix
+        self._url, self._place, self._prefix = url, without_secrets(url), prefix
         # The client never retries a call, because a reservation would count twice.
         self._client = connect(url, timeout, CONNECT_TIMEOUT, single_connection_client=True)
         self._script = self._client.register_script(_SCRIPT.read_bytes())
@@ -335,11 +336,6 @@ class RedisLimiter(Limiter):
             share = "this gateway enforces its share of each limit until Redis answers"
             log.error("Redis at %s, which keeps the limits, is not usable (%s); %s.", self._place, trouble, share)
             self._trouble = trouble
-
-    @property
-    def _place(self) -> str:
-        """Return the address of Redis without its password."""
-        return self._url.rpartition("@")[2].removeprefix("redis://").removeprefix("rediss://")
 
     # -- settling
 

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from llmops.errors import InputError
+from llmops.urls import without_secrets
 
 #: Maximum number of successive bytes without any part of a body: headers, informational responses
 #: and trailers.
@@ -146,7 +147,7 @@ class HttpClient:
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InputError(f"{url!r} is not an HTTP URL; write http://HOST:PORT/v1.")
+            raise InputError(f"{without_secrets(url)!r} is not an HTTP URL; write http://HOST:PORT/v1.")
         self._host = parts.hostname
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None

@@ -14,6 +14,7 @@ from llmops.perf.clients.http1 import Connection, HttpClient, render
 from llmops.perf.clients.response_recorder import ResponseRecorder
 from llmops.perf.records import Record, Request
 from llmops.untrusted_text import is_safe_text
+from llmops.urls import without_secrets
 
 
 class OpenAIBenchClient:
@@ -104,13 +105,14 @@ async def first_model(url: str, headers: dict[str, str]) -> str:
         raise http_connection_error(url, error) from error
     if not response.is_success:
         raise http_status_error(base, response.status_code, "")
+    base = without_secrets(base)
     try:
         models = [str(model["id"]) for model in response.json()["data"]]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         hint = "check the URL, or name a model with --model" if base.endswith("/v1") else f"did you mean {base}/v1?"
         raise ServerError(f"{base}/models is not a list of models; {hint}") from error
     if not models:
-        raise InputError(f"{url} lists no models; name one with --model.")
+        raise InputError(f"{base} lists no models; name one with --model.")
     if not is_safe_text(models[0]):
         raise ServerError(f"{base}/models lists a model whose name has control characters; name one with --model.")
     return models[0]

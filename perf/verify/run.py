@@ -33,6 +33,7 @@ from llmops.perf.verify.probe import Probe
 from llmops.perf.verify.report import VerifyReport
 from llmops.response_limits import UNCOMPRESSED, bound_async_response
 from llmops.untrusted_text import escape_unsafe
+from llmops.urls import without_secrets
 
 #: Maximum number of characters of a finding's detail, which may contain a server's message.
 MAX_DETAIL_LENGTH = 2000
@@ -275,7 +276,7 @@ async def _gateway(options: VerifyOptions, manifest: EngineManifest | None, prog
         base_url=base, headers={**UNCOMPRESSED, **headers}, timeout=120, event_hooks=hooks
     ) as http:
         context = ApiContext(http, options.model or "", manifest, TextTokenizer(folder) if folder else None)
-        report = VerifyReport(options.model or "", base, "gateway", "", manifest is not None)
+        report = VerifyReport(options.model or "", without_secrets(base), "gateway", "", manifest is not None)
         try:
             listed = await http.get("/models")
         except httpx.HTTPError as error:

@@ -237,3 +237,17 @@ async def test_replies_of_another_program_stop_neither_a_start_nor_others(sent):
         await store.close()
         heart.cancel()
     assert longest < 3
+
+
+@pytest.mark.parametrize("url", ["redis://127.0.0.1:1/0?password=s3cret", "unix:///no/socket?password=s3cret"])
+async def test_no_password_in_the_query_of_a_url_is_in_the_log(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Before the fix, the first failed call to Redis logged the query of its URL."""
+    limiter, checkpoints = RedisLimiter(url), CheckpointStore(url, 5.0)
+    await ask(limiter)
+    await checkpoints.start(lambda claimed: None)
+    await asyncio.sleep(0.3)
+    await limiter.close()
+    await checkpoints.close()
+    said = [record.getMessage() for record in caplog.records if url.partition("?")[0] in record.getMessage()]
+    assert len(said) == 2
+    assert "s3cret" not in caplog.text

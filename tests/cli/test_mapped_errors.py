@@ -14,9 +14,11 @@ import huggingface_hub.errors
 import pytest
 
 from llmops.build.checkpoint.hub_download import _call_hub
-from llmops.connection_errors import grpc_call_error, http_connection_error, http_status_error
+from llmops.connection_errors import check_url, grpc_call_error, http_connection_error, http_status_error
 from llmops.errors import InputError, LlmopsError
 from llmops.output_files import check_writable, write_text
+from llmops.urls import http_url_problem
+from tests.support.load import options
 
 
 @pytest.mark.parametrize(
@@ -56,11 +58,18 @@ def is_ours(message: str, library: str) -> bool:
     return bool(advice) and message.endswith((".", "?")) and ".." not in message and library not in message
 
 
-@pytest.mark.parametrize("url", ["http://ann:pw@host/v1?key=pw", "http://ann:pw@["])
+@pytest.mark.parametrize(
+    "url", ["http://ann:pw@host/v1?key=pw", "http://ann:pw@[", "ann:pw@host", "http://a:p/pw@host"]
+)
 def test_no_error_shows_the_password_of_a_url(url: str):
     errors = [http_connection_error(url, httpx.ConnectError("")), http_connection_error(url, httpx.ReadTimeout(""))]
     for error in (*errors, *(http_status_error(url, status, "") for status in (401, 403, 404, 429, 500, 503))):
         assert "pw" not in error.message
+    if http_url_problem(url):
+        with pytest.raises(InputError) as refused:
+            check_url(url)
+        assert "pw" not in refused.value.message
+    assert "pw" not in options(url).public()["url"]
 
 
 HTTP = [one for one in kinds_of(Exception, httpx) if one not in (httpx.StreamError, httpx.CookieConflict)]
