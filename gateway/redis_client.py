@@ -10,6 +10,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from llmops.errors import InputError
+
 #: Exceptions of a call if Redis cannot be reached, or if the server's reply is not a Redis reply.
 FAILURES = (RedisError, OSError, ValueError, EOFError, RecursionError)
 
@@ -25,13 +27,22 @@ def connect(url: str, timeout: float, connect_timeout: float, **options: Any) ->
         timeout: The seconds to wait for a reply.
         connect_timeout: The seconds to wait for a connection.
         options: Further arguments of `Redis.from_url`.
+
+    Raises:
+        InputError: An option in the URL's query is unknown, or its value is invalid.
     """
-    return Redis.from_url(
-        url,
-        protocol=2,
-        parser_class=_AsyncRESP2Parser,
-        socket_timeout=timeout,
-        socket_connect_timeout=connect_timeout,
-        retry=Retry(NoBackoff(), 0),
-        **options,
-    )
+    try:
+        client = Redis.from_url(
+            url,
+            protocol=2,
+            parser_class=_AsyncRESP2Parser,
+            socket_timeout=timeout,
+            socket_connect_timeout=connect_timeout,
+            retry=Retry(NoBackoff(), 0),
+            **options,
+        )
+        # The options of the URL are read when a connection is made, not when it is opened.
+        client.connection_pool.make_connection()
+    except (TypeError, ValueError, RedisError) as error:
+        raise InputError(f"redis: the URL has an option that cannot be used ({error}); correct or remove it.") from None
+    return client

@@ -36,6 +36,13 @@ class StoreUrl:
         return Path(str(self.url.database)) if self.url.drivername in _SQLITE else None
 
     @property
+    def place(self) -> str:
+        """Return a text that names the database, without options, and is the same for all spellings of a file."""
+        if self.file:
+            return str(self.file.resolve())
+        return f"{self.url.host or self.url.query.get('host')}:{self.url.port or 5432}/{self.url.database}"
+
+    @property
     def pooled(self) -> bool:
         """Return True if transactions may use different connections of the server (PgBouncer)."""
         return self.url.query.get("prepared_statement_cache_size") == "0"

@@ -130,6 +130,11 @@ def lock_abandoned_folders(root: Path) -> Iterator[FolderLock]:
             yield lock
 
 
+def find_other_folders(root: Path) -> list[Path]:
+    """Return the gateways' folders beside `root`, which belong to other stores."""
+    return sorted(folder for folder in root.parent.glob(f"*/{_PREFIX}*") if folder.parent != root)
+
+
 def _lock_folder(folder: Path) -> FolderLock | None:
     path = folder / _LOCK
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

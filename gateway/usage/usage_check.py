@@ -30,6 +30,7 @@ from llmops.gateway.usage.delivery import UsageDelivery
 from llmops.gateway.usage.outbox import SQLITE_FILES, UsageOutbox, is_machine_error, salvage_events
 from llmops.gateway.usage.outbox_folders import (
     FolderLock,
+    find_other_folders,
     lock_abandoned_folders,
     lock_new_folder,
     set_aside_special_files,
@@ -184,6 +185,12 @@ class UsageCheck(Check):
                 f"Usage cannot be written to {self._root} ({reason}); make room there, or name another folder with the "
                 "setting usage.outbox."
             ) from error
+        if others := find_other_folders(self._root):
+            log.warning(
+                "%s has usage of other stores, which gateways of those stores deliver: %s. If this store has a new "
+                "address, stop its gateways, move these folders to %s and start the gateways.",
+                *(self._root.parent, ", ".join(map(str, others)), self._root),
+            )
         self._started = asyncio.get_running_loop().time()
         self._adoption = asyncio.create_task(self._adopt(), name="usage-adoption")
 
@@ -423,9 +430,10 @@ def _create_sink(settings: GatewaySettings, store: str) -> UsageSink:
 def _root(settings: GatewaySettings, store: str) -> Path:
     """Return the folder of the outboxes for one store.
 
-    The folder's name does not depend on the store's password. Events of one store never go to
-    another store.
+    The folder's name depends on the database and not on how its URL is written. Events of one store
+    never go to another store.
     """
+    from llmops.store.store_url import StoreUrl
+
     root = settings.usage.outbox or cache_dir() / "usage"
-    scheme, _, rest = store.partition("://")
-    return root / hashlib.sha256(f"{scheme}://{rest.rpartition('@')[2]}".encode()).hexdigest()[:12]
+    return root / hashlib.sha256(StoreUrl.parse(store).place.encode()).hexdigest()[:12]

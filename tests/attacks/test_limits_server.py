@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 from redis.asyncio import Redis
 
+from llmops.errors import InputError
 from llmops.gateway.conversations.checkpoints import CheckpointStore
 from llmops.gateway.ratelimit.buckets import Limit, LimitRequest, Settlement
 from llmops.gateway.ratelimit.redis import PREFIX, RETRY_INTERVAL, RedisLimiter
@@ -251,3 +252,10 @@ async def test_no_password_in_the_query_of_a_url_is_in_the_log(url: str, caplog:
     said = [record.getMessage() for record in caplog.records if url.partition("?")[0] in record.getMessage()]
     assert len(said) == 2
     assert "s3cret" not in caplog.text
+
+
+@pytest.mark.parametrize("option", ["socket_timeout=soon", "nonsense=1"])
+def test_an_option_of_the_url_that_cannot_be_used_is_one_sentence(option: str) -> None:
+    """The start of a gateway ended with a traceback."""
+    with pytest.raises(InputError, match=r"the URL has an option that cannot be used .* correct or remove it\.$"):
+        RedisLimiter(f"redis://127.0.0.1:1/0?{option}")

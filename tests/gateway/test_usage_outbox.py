@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Caller, Outcome, Usage, UsageEvent
-from llmops.gateway.settings import UsageSettings
+from llmops.gateway.settings import GatewaySettings, UsageSettings
 from llmops.gateway.usage.delivery import BATCH_SIZE, UsageDelivery
 from llmops.gateway.usage.event_formats import decode_event, encode_event, from_cloud_event, to_cloud_event
 from llmops.gateway.usage.open_answers import read_slots
@@ -23,7 +23,7 @@ from llmops.gateway.usage.outbox import UsageOutbox
 from llmops.gateway.usage.outbox_folders import lock_abandoned_folders, lock_new_folder
 from llmops.gateway.usage.outbox_writer import OutboxWriter, recover_open_answers
 from llmops.gateway.usage.sink import NoPrices, UsageSink
-from llmops.gateway.usage.usage_check import UsageCheck
+from llmops.gateway.usage.usage_check import UsageCheck, create_usage_check
 from tests.support.waiting import eventually
 
 NOON = datetime(2026, 11, 22, 12, 0, 0, 123456, tzinfo=UTC)
@@ -395,3 +395,24 @@ async def test_a_restored_snapshot_is_delivered_again_and_loses_nothing(tmp_path
     await check.close()
     # the snapshot's events a second time, which a ledger ignores, and the new event under a new gateway's number 0
     assert (sorted(one.ledger.had), len(one.ledger.ids)) == (sorted([*range(15), *range(10), 0]), 16)
+
+
+async def test_an_outbox_is_found_however_the_store_s_url_is_written(tmp_path, monkeypatch, caplog):
+    """After a kill, 10 of 20 bills were lost without a word, because the store's path was written in another way."""
+    monkeypatch.chdir(tmp_path)
+
+    async def start(store: str) -> UsageCheck:
+        check = create_usage_check(GatewaySettings(store=store, usage=UsageSettings(outbox=tmp_path / "usage")))
+        await check.start()
+        return check
+
+    spellings = [f"sqlite:///{tmp_path}/store.db", f"sqlite:///{tmp_path}/../{tmp_path.name}/store.db"]
+    checks = [await start(store) for store in [*spellings, "sqlite:///store.db"]]
+    folders = sorted((tmp_path / "usage").glob("*/gw-*"))
+    assert (len(folders), len({folder.parent for folder in folders})) == (3, 1)
+    assert not caplog.messages
+    # of a PostgreSQL that got a new name, only the operator knows that it is the same
+    checks.append(await start("postgresql://127.0.0.1:1/renamed"))
+    assert all(str(folder) in caplog.text for folder in folders)
+    for check in checks:
+        await check.close()
