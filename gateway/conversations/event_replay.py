@@ -6,6 +6,7 @@ megabytes, and any number of clients may ask for the same response at once.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
@@ -42,6 +43,8 @@ async def encode_in_pieces(events: Iterable[Event]) -> AsyncIterator[bytes]:
         size += len(parts[-1])
         if size >= FLUSH_BYTES:
             yield b"".join(parts)
+            # The client may read as fast as this is written; other requests have their turn.
+            await asyncio.sleep(0)
             parts, size = [], 0
     yield b"".join(parts)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -79,20 +79,21 @@ class ResponseBuilder:
         events = self._switch(piece)
         return [*events, self._delta(piece.text)] if piece.text else events
 
-    def repeat(self, item: Item, cuts: Sequence[int], closed: bool) -> list[Event]:
-        """Return the events of an item that is already complete or in the store.
+    def repeat(self, item: Item, cuts: Sequence[int], closed: bool) -> Iterator[Event]:
+        """Yield the events of an item that is already complete or in the store.
 
         Args:
             item: The item.
             cuts: The sizes of the item's deltas, in characters.
             closed: True if the events include the end of the item.
         """
-        events = self._open({**item, **_EMPTY_ITEMS[item["type"]], "status": "in_progress"})
+        yield from self._open({**item, **_EMPTY_ITEMS[item["type"]], "status": "in_progress"})
         text, at = _text_of(item), 0
         for size in cuts:
-            events.append(self._delta(text[at : at + size]))
+            yield self._delta(text[at : at + size])
             at += size
-        return [*events, *(self._close(item["status"]) if closed else [])]
+        if closed:
+            yield from self._close(item["status"])
 
     def last(self, response: dict[str, Any]) -> Event:
         """Return the event that ends a stream, for the ended `response`."""
@@ -228,20 +229,22 @@ _EMPTY_ITEMS: dict[str, dict[str, Any]] = {
 }
 
 
-def replay_events(response: dict[str, Any], cuts: Sequence[Sequence[int]]) -> list[Event]:
-    """Return all events of a response so far, equal to the events that were sent before.
+def replay_events(response: dict[str, Any], cuts: Sequence[Sequence[int]]) -> Iterator[Event]:
+    """Yield all events of a response so far, equal to the events that were sent before.
 
+    Each event is made when it is asked for, because all together take hundreds of bytes per token.
     `cuts` has the sizes of each output item's deltas, in characters.
     """
     fresh = {key: value for key, value in response.items() if key != "completed_at"}
     fresh.update(status="in_progress", output=[], usage=None, error=None, incomplete_details=None)
     builder = ResponseBuilder(fresh)
-    events = builder.start()
+    yield from builder.start()
     over = response["status"] in ("completed", "incomplete", "failed")
     for at, (item, sizes) in enumerate(zip(response["output"], cuts, strict=True), start=1):
         # A response that was cancelled or still runs has not sent the end of its last item.
-        events += builder.repeat(item, sizes, closed=over or at < len(cuts))
-    return [*events, builder.last(response)] if over else events
+        yield from builder.repeat(item, sizes, closed=over or at < len(cuts))
+    if over:
+        yield builder.last(response)
 
 
 def _text_of(item: Item) -> str:
