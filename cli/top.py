@@ -20,11 +20,20 @@ if TYPE_CHECKING:
 
 @click.command("top")
 @gateways_option("A gateway, or dns:NAME:PORT for all behind a name; may be repeated.")
+@click.option(
+    "--engine",
+    "engines",
+    multiple=True,
+    metavar="HOST:PORT",
+    help="Triton's metrics, for gateways with one Triton.  [default: port 8002 of its host]",
+)
 @click.option("-i", "--interval", type=Duration(), default="2s", help="Time between two updates.")
 @click.option("--window", type=Duration(), default="15s", help="Time over which rates and percentiles are taken.")
 @click.option("--once", is_flag=True, help="Print once, after two polls --interval apart, and exit.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per poll.")
-def command(urls: tuple[str, ...], interval: float, window: float, once: bool, as_json: bool) -> None:
+def command(
+    urls: tuple[str, ...], engines: tuple[str, ...], interval: float, window: float, once: bool, as_json: bool
+) -> None:
     """Watch gateways, their models and replicas live, from /metrics.
 
     Without a terminal, one table is printed after another. Name each gateway, and not a load
@@ -35,7 +44,7 @@ def command(urls: tuple[str, ...], interval: float, window: float, once: bool, a
     from llmops.cli.monitor.poller import GatewayPoller
     from llmops.cli.openai_client import api_key
 
-    asyncio.run(_top(GatewayPoller(urls, window, api_key()), interval, once, as_json))
+    asyncio.run(_top(GatewayPoller(urls, engines, window, api_key()), interval, once, as_json))
 
 
 async def _top(sources: GatewayPoller, interval: float, once: bool, as_json: bool) -> None:

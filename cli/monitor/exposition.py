@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from llmops.gateway.telemetry.metric_definitions import GATEWAY_METRICS
+from llmops.gateway.telemetry.metric_definitions import ENGINE_BLOCKS, ENGINE_REQUESTS, GATEWAY_METRICS
 from llmops.untrusted_text import escape_unsafe
 
 #: Maximum number of characters shown of a label. A longer name would fill the screen.
@@ -23,7 +23,11 @@ MAX_LINE_LENGTH = 8192
 MAX_SAMPLES = 50_000
 #: Names of the samples that are kept. A page may have any number of others, which would fill the
 #: memory.
-SAMPLE_NAMES = frozenset(one.name + part for one in GATEWAY_METRICS for part in ("", "_bucket", "_count", "_sum"))
+SAMPLE_NAMES = frozenset(
+    name + part
+    for name in (ENGINE_REQUESTS, ENGINE_BLOCKS, *(one.name for one in GATEWAY_METRICS))
+    for part in ("", "_bucket", "_count", "_sum")
+)
 Labels = Mapping[str, str]
 _Series = dict[frozenset[tuple[str, str]], float]
 

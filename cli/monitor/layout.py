@@ -58,7 +58,9 @@ def _replicas(rows: Sequence[ReplicaRow], width: int, room: int | None) -> list[
     `room` is the maximum number of lines, or None for no limit. If there are more replicas, the
     last line has the number of the others.
     """
-    rows = sorted(rows, key=lambda row: (row.state == "ready", not row.doubts, descending(row.kv_use), row.replica))
+    rows = sorted(
+        rows, key=lambda row: (row.state in ("ready", ""), not row.doubts, descending(row.kv_use), row.replica)
+    )
     shown = rows if room is None or len(rows) <= room else rows[: max(room - 1, 0)]
     more = len(rows) - len(shown)
     return [

@@ -1,18 +1,19 @@
-"""Polling of the gateways' metrics for `llmops top`."""
+"""Polling of metrics for `llmops top`: gateways, and the engines of gateways with a single Triton."""
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import httpx
 from pydantic import BaseModel
 
 from llmops.cli.monitor.exposition import MetricsPage, MetricsWindow
-from llmops.cli.monitor.snapshot import FleetSnapshot, PolledGateway, WorkerStates, make_snapshot
+from llmops.cli.monitor.snapshot import FleetSnapshot, PolledGateway, WorkerStates, make_snapshot, rows_from_gateways
 from llmops.connection_errors import check_url
 from llmops.errors import InputError
 from llmops.gateway.replica_address import DNS_PREFIX, DnsAddress, parse_replica
 from llmops.gateway.routing.discovery import resolve_addresses
+from llmops.gateway.telemetry.metric_definitions import SERVER_REACHABLE
 from llmops.untrusted_text import escape_unsafe
 from llmops.urls import fetch_bounded, without_secrets
 
@@ -35,16 +36,17 @@ class _ReplicaStates(BaseModel):
 
 
 class GatewayPoller:
-    """A poller of gateways.
+    """A poller of gateways and engines.
 
     An unreachable gateway becomes a row with its problem, not an error.
     """
 
-    def __init__(self, gateways: Sequence[str], window: float, key: str | None) -> None:
+    def __init__(self, gateways: Sequence[str], engines: Sequence[str], window: float, key: str | None) -> None:
         """Create a poller without contacting a server.
 
         Args:
             gateways: URLs, or dns:NAME:PORT for all addresses of a name.
+            engines: HOST:PORT of Triton's metrics; by default port 8002 of the gateways' servers.
             window: Length of the metrics window in seconds.
             key: The API key that is sent to the gateways, or None.
 
@@ -52,7 +54,8 @@ class GatewayPoller:
             InputError: A URL is invalid.
         """
         self._gateways = [_place(one) for one in gateways]
-        self._window = window
+        self._engines, self._window = engines, window
+        # send the key only to gateways, because engines require none and must not see it
         self._key = {"authorization": f"Bearer {key}"} if key else {}
         self._http = httpx.AsyncClient(timeout=httpx.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT))
         self._recent: dict[str, MetricsWindow] = {}
@@ -62,7 +65,8 @@ class GatewayPoller:
         """Poll everything and return a snapshot."""
         urls, away = await self._found()
         gateways = [*await asyncio.gather(*map(self._gateway, urls)), *away]
-        return make_snapshot(gateways)
+        engines = {} if rows_from_gateways(gateways) else await self._engine_pages(gateways)
+        return make_snapshot(gateways, engines)
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -87,7 +91,7 @@ class GatewayPoller:
 
     async def _gateway(self, url: str) -> PolledGateway:
         recent = self._recent.setdefault(url, MetricsWindow(self._window))
-        page, states = await asyncio.gather(self._page(f"{url}/metrics"), self._replica_states(url))
+        page, states = await asyncio.gather(self._page(f"{url}/metrics", self._key), self._replica_states(url))
         if isinstance(page, str):
             recent.clear()
             return PolledGateway(without_secrets(url), recent, page)
@@ -116,10 +120,21 @@ class GatewayPoller:
         except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, ValueError):
             return ()
 
-    async def _page(self, url: str) -> MetricsPage | str:
+    async def _engine_pages(self, gateways: Sequence[PolledGateway]) -> Mapping[str, MetricsWindow]:
+        """Return the metrics pages of the engines that answer, by HOST:PORT."""
+        expected = list(self._engines) or _servers(gateways)
+        pages = await asyncio.gather(*(self._page(f"http://{one}/metrics") for one in expected))
+        found = {}
+        for one, page in zip(expected, pages, strict=True):
+            if isinstance(page, MetricsPage):
+                found[one] = self._recent.setdefault(one, MetricsWindow(self._window))
+                found[one].add(page)
+        return found
+
+    async def _page(self, url: str, headers: Mapping[str, str] = {}) -> MetricsPage | str:
         """Return a metrics page, or the reason why the page cannot be read."""
         try:
-            body = await asyncio.wait_for(fetch_bounded(self._http, url, MAX_PAGE_BYTES, self._key), READ_TIMEOUT)
+            body = await asyncio.wait_for(fetch_bounded(self._http, url, MAX_PAGE_BYTES, headers), READ_TIMEOUT)
             return MetricsPage(body.decode(), time.monotonic())
         except (httpx.ConnectError, httpx.ConnectTimeout):
             return "nothing answers there"
@@ -150,3 +165,14 @@ def _place(text: str) -> str | DnsAddress:
         )
     check_url(url)
     return url
+
+
+def _servers(gateways: Sequence[PolledGateway]) -> list[str]:
+    """Return HOST:8002, Triton's usual address of metrics, for each host of gateways' Tritons."""
+    hosts = {
+        labels["server"].rpartition(":")[0]
+        for one in gateways
+        if one.recent.last is not None
+        for labels, _ in one.recent.last.series(SERVER_REACHABLE.name)
+    }
+    return sorted(f"{host}:8002" for host in hosts if host)

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, Field
 
 from llmops.cli.monitor.exposition import MAX_LABEL_LENGTH, LabelSums, MetricsWindow, quantile
+from llmops.contract import ENGINE_SUFFIX
 from llmops.gateway.telemetry import metric_definitions
 from llmops.untrusted_text import escape_unsafe
 
@@ -140,10 +141,15 @@ class FleetSnapshot:
     gateways: Sequence[GatewayRow]
 
 
-def make_snapshot(gateways: Sequence[PolledGateway]) -> FleetSnapshot:
-    """Return a snapshot of the fleet from the gateways' latest metrics and replica states."""
+def make_snapshot(gateways: Sequence[PolledGateway], engines: Mapping[str, MetricsWindow]) -> FleetSnapshot:
+    """Return a snapshot of the fleet from the latest polls.
+
+    Args:
+        gateways: The gateways with their latest metrics and replica states.
+        engines: Triton's metrics pages by HOST:PORT, for replicas that no gateway reports.
+    """
     there = [one.recent for one in gateways if not one.problem]
-    replicas = _replica_rows(gateways)
+    replicas = rows_from_gateways(gateways) or rows_from_triton(engines)
     counted = _ModelCounters(there)
     return FleetSnapshot(
         max((one.seconds for one in there), default=0.0),
@@ -190,7 +196,7 @@ class _ModelCounters:
         troubles = {f"{one}_per_s": outcomes.get(one, 0.0) if self._rated else None for one in UNHEALTHY_STATES}
         judged = sum(rate for outcome, rate in outcomes.items() if outcome != "aborted")
         looked_up = self._rate(metric_definitions.PREFIX_LOOKUP_TOKENS, model)
-        ready = [one for one in replicas if one.state == "ready"]
+        ready = [one for one in replicas if one.state in ("ready", "")]
         ttft, tpot = (self._buckets[name].of(model) for name in (metric_definitions.TTFT, metric_definitions.TPOT))
         return ModelRow(
             model,
@@ -248,7 +254,7 @@ class _ModelCounters:
         return sums
 
 
-def _replica_rows(gateways: Sequence[PolledGateway]) -> list[ReplicaRow]:
+def rows_from_gateways(gateways: Sequence[PolledGateway]) -> list[ReplicaRow]:
     """Return a row per replica, from the worker with the most recent update."""
     lines: dict[tuple[str, str], list[ReplicaState]] = defaultdict(list)
     for gateway in gateways:
@@ -276,6 +282,29 @@ def _replica(model: str, lines: Sequence[ReplicaState]) -> ReplicaRow:
         last.problem,
         last.source,
     )
+
+
+def rows_from_triton(engines: Mapping[str, MetricsWindow]) -> list[ReplicaRow]:
+    """Return a row per replica, from the metrics of Triton."""
+    rows = []
+    for server, recent in sorted(engines.items()):
+        if recent.last is None:
+            continue
+        requests, blocks = LabelSums("model", "request_type"), LabelSums("model", "kv_cache_block_type")
+        requests.add(recent.last.series(metric_definitions.ENGINE_REQUESTS))
+        blocks.add(recent.last.series(metric_definitions.ENGINE_BLOCKS))
+        for engine in sorted({model for model, _ in requests.values}):
+            of, memory = requests.of(engine), blocks.of(engine)
+            rows.append(
+                ReplicaRow(
+                    engine.removesuffix(ENGINE_SUFFIX),
+                    server,
+                    running=of.get("scheduled", of.get("active")),
+                    waiting=of.get("waiting"),
+                    kv_use=memory.get("fraction"),
+                )
+            )
+    return rows
 
 
 def _gateway(asked: PolledGateway) -> GatewayRow:

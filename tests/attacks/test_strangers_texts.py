@@ -221,7 +221,7 @@ def test_a_board_of_any_metrics_can_be_drawn(samples, width):
         except ValueError:
             return
     stream = io.StringIO()
-    drawn = render_screen(make_snapshot([PolledGateway("http://g", recent)]), width, 40)
+    drawn = render_screen(make_snapshot([PolledGateway("http://g", recent)], {"e": recent}), width, 40)
     Console(file=stream, width=width, color_system=None).print(drawn)
     said = stream.getvalue()
     assert is_safe(said)

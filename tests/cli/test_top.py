@@ -63,7 +63,7 @@ def recent(*pages: tuple[float, str], window: float = WINDOW) -> MetricsWindow:
 
 
 def model(*gateways: PolledGateway):
-    (row,) = make_snapshot(gateways).models
+    (row,) = make_snapshot(gateways, {}).models
     return row
 
 
@@ -89,7 +89,7 @@ def test_quantiles_are_of_the_answers_between_two_looks():
 def test_gateways_add_up_whatever_they_counted_before_and_however_long_they_were_watched():
     one = PolledGateway("a", recent((0.0, metrics(good=1000)), (10.0, metrics(good=1100, active=2, waiting=1))))
     other = PolledGateway("b", recent((5.0, metrics(good=7)), (10.0, metrics(good=17, active=3))))
-    found = make_snapshot([one, other])
+    found = make_snapshot([one, other], {})
     (row,) = found.models
     assert (row.requests_per_s, row.running, row.waiting["batch"]) == (12.0, 5.0, 2.0)
     # both see the same replicas
@@ -107,7 +107,7 @@ def test_without_two_looks_there_are_no_rates_and_without_traffic_no_shares():
 
 def test_a_gateway_says_what_it_refused_and_how_it_is():
     asked = PolledGateway("a", recent((0.0, metrics()), (10.0, metrics(good=40, late=5, active=4))))
-    (gateway,) = make_snapshot([asked]).gateways
+    (gateway,) = make_snapshot([asked], {}).gateways
     assert (gateway.requests_per_s, dict(gateway.refused_per_s)) == (5.0, {"429": 1.0})
     assert (gateway.streams, gateway.loop_held, gateway.memory_bytes) == (4.0, 0.004, 300 * 2**20)
 
@@ -127,13 +127,21 @@ def test_a_replica_is_as_the_gateway_believes_that_heard_of_it_last():
     third = states("c/3", m=[belief("gpu-1:8001", None, "starting"), belief("gpu-2:8001", None)])
     first = PolledGateway("x", recent((0.0, metrics())), states=[worker, other])
     asked = [first, PolledGateway("y", recent(), states=[third])]
-    found = make_snapshot(asked)
+    found = make_snapshot(asked, {"gpu-9:8002": recent((0.0, ENGINE))})
     first, second = found.replicas
     assert (first.replica, first.state, first.doubts, first.running, first.waiting) == ("gpu-1:8001", "ready", 2, 9, 2)
     assert (first.kv_use, first.step_ms, first.own) == (0.75, 31.5, 7)
     assert (second.replica, second.state, second.last_update_seconds_ago) == ("gpu-2:8001", "ready", None)
     (row,) = found.models
     assert (row.kv_use, row.batch) == (0.75, 9)
+
+
+ENGINE = """
+nv_trt_llm_request_metrics{model="m-tensorrt_llm",version="1",request_type="active"} 12
+nv_trt_llm_request_metrics{model="m-tensorrt_llm",version="1",request_type="scheduled"} 10
+nv_trt_llm_request_metrics{model="m-tensorrt_llm",version="1",request_type="waiting"} 3
+nv_trt_llm_kv_cache_block_metrics{model="m-tensorrt_llm",version="1",kv_cache_block_type="fraction"} 0.93
+"""
 
 
 def drawn(found, width: int = 200, height: int | None = None) -> list[str]:
@@ -151,7 +159,7 @@ def several():
     after = metrics(good=101).replace('"m"', '"a"') + metrics(good=10, late=10, waiting=9).replace('"m"', '"b"')
     lines = [belief(f"gpu-{at:02}:8001", 0.1, "gone" if at == 7 else "ready") for at in range(40)]
     polled = PolledGateway("http://x", recent((0.0, before), (10.0, after)), states=[states("a/1", a=lines)])
-    return make_snapshot([polled])
+    return make_snapshot([polled], {})
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 200])
