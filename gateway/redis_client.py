@@ -42,7 +42,7 @@ def connect(url: str, timeout: float, connect_timeout: float, **options: Any) ->
             **options,
         )
         # The options of the URL are read when a connection is made, not when it is opened.
-        client.connection_pool.make_connection()
+        client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
     except (TypeError, ValueError, RedisError) as error:
         raise InputError(f"redis: the URL has an option that cannot be used ({error}); correct or remove it.") from None
     return client
