@@ -18,6 +18,7 @@ from llmops.store.columns import DAMAGED, canonical_uuid
 from llmops.store.dead_letters import DeadLetter, add_dead_letters
 from llmops.store.factory import LazyStore, within
 from llmops.store.prices import Price, list_prices_async, price_in_force
+from llmops.store.store_url import StoreUrl
 from llmops.store.tables import tenant_totals, usage_records
 from llmops.store.usage_queries import known_events
 from llmops.store.usage_writes import (
@@ -42,6 +43,11 @@ _LENGTHS |= {"tenant_id": getattr(tenant_totals.c.tenant_id.type, "length", None
 _TEXTS = ("request_id", "tenant_id", "key_id", "model", "price_id", "version", "replica", "finish_reason", "priority")
 _COUNTS = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "ttft_ms", "latency_ms")
 _MAX_INT32 = 2**31 - 1
+
+
+def place_of(store: str) -> str:
+    """Return a text that names the store's database, whatever the spelling of its URL."""
+    return StoreUrl.parse(store).place
 
 
 class LedgerSink(UsageSink):

@@ -433,7 +433,7 @@ def _root(settings: GatewaySettings, store: str) -> Path:
     The folder's name depends on the database and not on how its URL is written. Events of one store
     never go to another store.
     """
-    from llmops.store.store_url import StoreUrl
+    from llmops.gateway.usage.ledger_sink import place_of
 
     root = settings.usage.outbox or cache_dir() / "usage"
-    return root / hashlib.sha256(StoreUrl.parse(store).place.encode()).hexdigest()[:12]
+    return root / hashlib.sha256(place_of(store).encode()).hexdigest()[:12]
