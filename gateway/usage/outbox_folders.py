@@ -130,9 +130,9 @@ def lock_abandoned_folders(root: Path) -> Iterator[FolderLock]:
             yield lock
 
 
-def find_other_folders(root: Path) -> list[Path]:
-    """Return the gateways' folders beside `root`, which belong to other stores."""
-    return sorted(folder for folder in root.parent.glob(f"*/{_PREFIX}*") if folder.parent != root)
+def count_other_folders(root: Path) -> int:
+    """Return the number of gateways' folders beside `root`, which belong to other stores."""
+    return sum(folder.parent != root for folder in root.parent.glob(f"*/{_PREFIX}*"))
 
 
 def _lock_folder(folder: Path) -> FolderLock | None:

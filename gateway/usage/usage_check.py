@@ -30,7 +30,7 @@ from llmops.gateway.usage.delivery import UsageDelivery
 from llmops.gateway.usage.outbox import SQLITE_FILES, UsageOutbox, is_machine_error, salvage_events
 from llmops.gateway.usage.outbox_folders import (
     FolderLock,
-    find_other_folders,
+    count_other_folders,
     lock_abandoned_folders,
     lock_new_folder,
     set_aside_special_files,
@@ -185,11 +185,11 @@ class UsageCheck(Check):
                 f"Usage cannot be written to {self._root} ({reason}); make room there, or name another folder with the "
                 "setting usage.outbox."
             ) from error
-        if others := find_other_folders(self._root):
+        if others := count_other_folders(self._root):
             log.warning(
-                "%s has usage of other stores, which gateways of those stores deliver: %s. If this store has a new "
-                "address, stop its gateways, move these folders to %s and start the gateways.",
-                *(self._root.parent, ", ".join(map(str, others)), self._root),
+                "%s has %d outboxes of other stores. If one is of this store, which got a new address, stop its "
+                "gateway, move its folder gw-… to %s, and start the gateway.",
+                *(self._root.parent, others, self._root),
             )
         self._started = asyncio.get_running_loop().time()
         self._adoption = asyncio.create_task(self._adopt(), name="usage-adoption")

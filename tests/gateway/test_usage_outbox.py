@@ -413,6 +413,6 @@ async def test_an_outbox_is_found_however_the_store_s_url_is_written(tmp_path, m
     assert not caplog.messages
     # of a PostgreSQL that got a new name, only the operator knows that it is the same
     checks.append(await start("postgresql://127.0.0.1:1/renamed"))
-    assert all(str(folder) in caplog.text for folder in folders)
+    assert f"{tmp_path / 'usage'} has 3 outboxes of other stores." in caplog.text
     for check in checks:
         await check.close()
