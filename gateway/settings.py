@@ -220,7 +220,8 @@ class RequestLimits(_Section):
         body_bytes: The size of a body, in bytes.
         json_values: The number of JSON values in a body. A key or a container counts as eight.
         held_bytes: The memory for the bodies of all requests that have not ended, in bytes.
-        prompt_bytes: The size of all texts of a request that are tokenized, in bytes of UTF-8.
+        prompt_bytes: The size of all texts of a request that are tokenized, in bytes of UTF-8. Chat
+            templates cannot make texts much larger than the maximum.
         queued: The number of sequences that wait for an engine's batch (`EngineSlots`).
         queued_inputs: The number of texts that wait for an encoder.
         header_bytes: The size of a request's header, in bytes.
@@ -245,7 +246,7 @@ class RequestLimits(_Section):
     body_bytes: Annotated[int, Field(gt=0)] = 16 * 2**20
     json_values: Annotated[int, Field(gt=0)] = 200_000
     held_bytes: Annotated[int, Field(gt=0)] = 256 * 2**20
-    prompt_bytes: Annotated[int, Field(gt=0)] = 4 * 2**20
+    prompt_bytes: Annotated[int, Field(gt=0, le=6 * 2**20)] = 4 * 2**20
     queued: Annotated[int, Field(ge=0)] = 256
     queued_inputs: Annotated[int, Field(ge=0)] = 16_384
     header_bytes: Annotated[int, Field(ge=1024)] = 64 * 2**10

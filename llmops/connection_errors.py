@@ -23,8 +23,8 @@ def check_url(url: str, name: str = "--url") -> None:
         InputError: The URL has no scheme, a scheme other than http and https, no host, or a host or
             port that cannot exist. The message suggests a URL.
     """
-    problem, url = http_url_problem(url), without_secrets(url)
-    if problem and "://" not in url and url.strip("/"):
+    problem, has_scheme, url = http_url_problem(url), "://" in url, without_secrets(url)
+    if problem and not has_scheme and url.strip("/"):
         raise InputError(f"{name} {url} has no scheme; write http://{url.lstrip('/')}.")
     if problem:
         raise InputError(f"{name} {url} is not an HTTP URL ({problem}); write http://HOST:PORT/v1.")

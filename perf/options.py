@@ -58,7 +58,8 @@ class BenchOptions(RequestOptions):
             raise InputError("--tools and --prompts need an OpenAI endpoint; give one, such as http://HOST:9000/v1.")
         if (self.via in ("engine", "ensemble")) != self.url.startswith("grpc://"):
             raise InputError(
-                f"--via {self.via} does not fit {without_secrets(self.url)}; give grpc:// for engine and ensemble, else http://."
+                f"--via {self.via} does not fit {without_secrets(self.url)}; give grpc:// for engine and ensemble, "
+                "else http://."
             )
         made_up = [name for name in ("turns", "tools", "prefix_tokens", "cancel_share") if getattr(self, name)]
         if made_up and (self.trace or self.prompts):

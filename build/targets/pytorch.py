@@ -72,10 +72,10 @@ def _check_model_limits(request: BuildRequest, arguments: Mapping[str, Any]) -> 
     """Raise InputError if TensorRT-LLM serves this model otherwise than the arguments say."""
     architecture, gpu = request.checkpoint.architecture, request.spec.gpu
     tokens = (arguments.get("kv_cache_config") or {}).get("tokens_per_block")
-    if architecture.mla is not None and tokens != _MLA_BLOCK and (gpu is None or find_gpu(gpu).sm <= _HOPPER):
+    if architecture.mla is not None and tokens != _MLA_BLOCK and (gpu is None or find_gpu(gpu).sm == _HOPPER):
         raise InputError(
-            f"kv_cache_config.tokens_per_block is {tokens}, but on Hopper the blocks of this model have "
-            f"{_MLA_BLOCK} tokens whatever is set; leave it out."
+            f"On Hopper the KV-cache blocks of this model have {_MLA_BLOCK} tokens whatever is set; set "
+            f"kv_cache_config.tokens_per_block to {_MLA_BLOCK}."
         )
     # 1.3.0rc29, supported-models.md, footnote of Glm4MoeForCausalLM
     if architecture.family == "glm4_moe" and arguments.get("guided_decoding_backend") == "llguidance":

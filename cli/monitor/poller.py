@@ -170,7 +170,7 @@ def _place(text: str) -> str | DnsAddress:
 def _servers(gateways: Sequence[PolledGateway]) -> list[str]:
     """Return HOST:8002, Triton's usual address of metrics, for each host of gateways' Tritons."""
     hosts = {
-        labels["server"].rpartition(":")[0]
+        labels.get("server", "").rpartition(":")[0]
         for one in gateways
         if one.recent.last is not None
         for labels, _ in one.recent.last.series(SERVER_REACHABLE.name)

@@ -45,7 +45,7 @@ def name_model(loaded: LoadedService, model: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        raise type(error)(f"{loaded.file}, models.{model}: {error.message}") from error
+        raise InputError(f"{loaded.file}, models.{model}, and the options: {error.message}") from error
 
 
 def build_defaults(loaded: LoadedService, name: str) -> dict[str, Any]:

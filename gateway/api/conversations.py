@@ -10,7 +10,9 @@ import json
 import logging
 import re
 from collections.abc import AsyncIterator, MutableSequence, Sequence
+from contextlib import suppress
 from typing import Any
+from uuid import UUID
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -53,7 +55,7 @@ DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE = 50, 1000
 #: Maximum length of a search text, in characters; the rest is ignored. Bounds the work of the
 #: database; 200 characters identify a text.
 MAX_SEARCH_CHARACTERS = 200
-_TENANT, _USER = re.compile(r"[\w.-]+"), re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_TENANT = re.compile(r"[\w.-]+")
 
 
 class ConversationEndpoints:
@@ -299,8 +301,9 @@ def _subject(request: Request) -> tuple[str | None, str | None]:
         return None, None
     if "admin" not in _caller(request).scopes:
         raise ForbiddenError("The data of a tenant or another user needs a key with the scope 'admin'. Use such a key.")
-    if tenant is None and _USER.fullmatch(user or ""):
-        return None, user
+    if tenant is None:
+        with suppress(ValueError):
+            return None, str(UUID(user))
     if user is None and _TENANT.fullmatch(tenant or ""):
         return tenant, None
     raise InvalidRequestError("The query must have either a tenant's name or a user's id, a UUID.", param="user")

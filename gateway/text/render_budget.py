@@ -191,9 +191,10 @@ def output_value(value: Any) -> Any:
     return value
 
 
-def timed_elements(value: Any) -> Iterator[Any]:
-    """Iterate over a container or text for a filter, and check before each item that CPU time is left.
+def timed_elements(value: Any) -> Any:
+    """Return an iterator over `value` for a filter, which checks before each item that CPU time is left.
 
+    Empty values are returned unchanged, because filters take None, for example, for no elements.
     The characters of a text count as the elements of a list, which the filter may create.
 
     Raises:
@@ -202,7 +203,7 @@ def timed_elements(value: Any) -> Iterator[Any]:
     """
     if isinstance(value, str):
         check_result_size(_ELEMENT_SIZE * len(value))
-    return timed_iteration(value)
+    return timed_iteration(value) if value else value
 
 
 def timed_iteration(items: Iterable[Any]) -> Iterator[Any]:

@@ -43,6 +43,8 @@ MAX_BYTES = 2**30
 #: Size in bytes at which the log is emptied on the event loop. The log grows to this size only if
 #: events arrive faster than checkpoints end.
 MAX_LOG_BYTES = 16 * 2**20
+#: Size in bytes above which an empty file is shrunk: a long outage may have left up to `MAX_BYTES`.
+SHRINK_BYTES = 4 * 2**20
 #: Maximum number of damaged events of one outbox that get their own line in the log.
 MAX_DAMAGE_LINES = 10
 #: Minimum of the file's page limit; SQLite does not open a smaller file.
@@ -115,10 +117,7 @@ class UsageOutbox:
                 self._writer.execute("PRAGMA journal_mode = WAL")
             else:
                 self._check()
-            self._max_log_bytes = min(MAX_LOG_BYTES, max_bytes // 8)
-            (page_size,) = self._writer.execute("PRAGMA page_size").fetchone()
-            pages = max((max_bytes - self._max_log_bytes) // page_size, _MIN_PAGES)
-            self._writer.execute(f"PRAGMA max_page_count = {pages}")
+            self.limit(max_bytes)
             self._reader = self._connect(path)
             # Read something first: a new connection that has read nothing does not know the log,
             # and its checkpoint does nothing.
@@ -129,6 +128,22 @@ class UsageOutbox:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def size(self) -> int:
+        """Return the size of the pages that hold events, in bytes."""
+        pages, free, size = (
+            self._writer.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+        return int((pages - free) * size)
+
+    def limit(self, max_bytes: int) -> None:
+        """Set the maximum size in bytes. Events that do not fit are refused."""
+        self._max_log_bytes = min(MAX_LOG_BYTES, max_bytes // 8)
+        (page_size,) = self._writer.execute("PRAGMA page_size").fetchone()
+        pages = max((max_bytes - self._max_log_bytes) // page_size, _MIN_PAGES)
+        self._writer.execute(f"PRAGMA max_page_count = {pages}")
 
     def add(self, events: Sequence[EncodedEvent]) -> None:
         """Add all of the events at the end of the outbox, or none of them.
@@ -204,6 +219,8 @@ class UsageOutbox:
         await self._in_thread(_fetch, self._reader, "PRAGMA wal_checkpoint(PASSIVE)")
         if self._log_path.stat().st_size > self._max_log_bytes:
             self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if not self.count and self._path.stat().st_size > SHRINK_BYTES:
+            self._writer.execute("VACUUM")
 
     def close(self) -> None:
         """Wait for a running read or checkpoint, and close the files."""

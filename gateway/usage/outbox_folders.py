@@ -33,6 +33,11 @@ class FolderLock:
         self.folder = folder
         self._lock = lock
 
+    @property
+    def size(self) -> int:
+        """Return the disk space of the files in the folder, in bytes."""
+        return sum(file.lstat().st_blocks * 512 for file in self.folder.iterdir())
+
     def release(self) -> None:
         """Release the lock, so that another process can take over the folder."""
         os.close(self._lock)

@@ -277,11 +277,13 @@ class UsageCheck(Check):
                     if lock is not None:
                         abandoned.append(lock)
                 while abandoned:
+                    self._limit_own_outbox(sum(lock.size for lock in abandoned))
                     lock = abandoned.pop(0)
                     try:
                         await self._deliver_abandoned(lock)
                     except Exception:
                         log.exception("The outbox in %s cannot be delivered now; the gateway retries.", lock.folder)
+                self._limit_own_outbox(0)
             except Exception:
                 log.exception("The outboxes of dead gateways cannot be delivered now; the gateway retries.")
             finally:
@@ -289,6 +291,14 @@ class UsageCheck(Check):
                     lock.release()
             self._adopted_all.set()
             await asyncio.sleep(ADOPT_INTERVAL)
+
+    def _limit_own_outbox(self, others: int) -> None:
+        """Limit this gateway's outbox to the bytes that the outboxes of dead gateways leave.
+
+        `others` is the size of these outboxes in bytes.
+        """
+        assert self.worker is not None
+        self.worker.outbox.limit(max(self._settings.bytes - others, 0))
 
     async def _deliver_abandoned(self, lock: FolderLock) -> None:
         try:

@@ -150,6 +150,8 @@ def test_what_cannot_be_enforced_is_named_with_its_place(schema, says):
         {"oneOf": [{"type": "integer"}, {"type": "number"}]},
         {"type": "object", "properties": {"a": {"type": "string"}}, "if": OBJECT, "then": OBJECT},
         {"type": "object", "properties": {"a": {"allOf": [{"pattern": "a"}, {"pattern": "b"}], "type": "string"}}},
+        {"type": "object", "patternProperties": {"^x": {}}, "required": ["xa"], "additionalProperties": False},
+        {"allOf": [{**OBJECT, "patternProperties": {"^x": {}}}, {"properties": {"xa": {}}, "required": ["xa"]}]},
     ],
 )
 def test_without_strict_it_is_left_out(schema):

@@ -226,3 +226,10 @@ def test_what_is_described_and_built_becomes_a_repository(tmp_path, engine_dir):
     assert sorted(path.name for path in repository.glob("smollm2*")) == [
         "smollm2", "smollm2-postprocessing", "smollm2-preprocessing", "smollm2-tensorrt_llm",
     ]  # fmt: skip
+
+
+def test_a_wrong_field_of_the_llm_api_in_the_file_is_one_sentence(tmp_path):
+    path = tmp_path / "llmops.yaml"
+    path.write_text("models: {a: {checkpoint: smollm2, build: {target: pytorch, set: {llm.kv_cache_confg: 1}}}}")
+    with pytest.raises(InputError, match=r"llmops\.yaml, models\.a, and the options: .* no field kv_cache_confg"):
+        CliRunner().invoke(cli, ["build", "-f", str(path)], catch_exceptions=False)

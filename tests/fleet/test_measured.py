@@ -119,3 +119,17 @@ def test_what_the_gauges_show_beyond_own_requests_is_of_others() -> None:
     assert (seen.running, seen.waiting) == (2 + 4, 3)
     engine.measured.gauges_unavailable(engine.now + 3)
     assert (seen.running, seen.waiting) == (2, 0)
+
+
+def test_a_mean_of_steps_that_are_over_keeps_no_gateway_away():
+    """With an objective for TPOT, a gateway got no place beside others' requests, however fast they were by then."""
+    engine = Engine()
+    engine.send(100)
+    for _ in range(5):
+        engine.step(stall=1.0)
+    for _ in range(20):
+        engine.measured.update_gauges(EngineGauges(3, 0), engine.now)
+    assert (engine.view.step_seconds > 1, engine.view.running) == (True, 3)
+    engine.end(engine.running[0])
+    engine.measured.update_gauges(EngineGauges(3, 0), engine.now)
+    assert (engine.view.step_seconds, engine.view.running > 0) == (0.0, True)

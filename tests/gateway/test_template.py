@@ -37,6 +37,11 @@ def test_renders_as_transformers_does(name):
     assert rendered == expected[0]
 
 
+def test_filters_take_no_tools_for_no_elements():
+    template = ChatTemplate("{{ tools | map(attribute='function') | list }}{{ tools | selectattr('x') | list }}", {})
+    assert template.render([{"role": "user", "content": "hi"}]).text == "[][]"
+
+
 @pytest.mark.parametrize("source", [r"{{ '\ud800' }}", "{{ messages[0].tool_calls[0].function.arguments.a }}"])
 def test_half_a_character_in_a_prompt_is_refused(source):
     """Before the fix, the tokenizer raised on it: the request got 500, and the log a traceback of 2 KB."""

@@ -103,11 +103,13 @@ class EncoderLoadBalancer:
         while candidates := self._by_load(tried):
             replica, *others = candidates
             tried.append(replica)
-            timeout = None if all(map(self._is_avoided, others)) else self._silence
+            timeout = self._silence if any(other.ready for other in others) else None
             try:
                 return await self._send(replica, timeout, request, metadata)
             except (UnavailableError, TimeoutError) as error:
-                replica.failed_until = monotonic() + FAILURE_COOLDOWN
+                # a silent server is tried again as rarely as it takes to find that out
+                pause = self._silence if isinstance(error, TimeoutError) else 0.0
+                replica.failed_until = monotonic() + max(FAILURE_COOLDOWN, pause)
                 if isinstance(error, UnavailableError):
                     problem = error
                 reason = error.full_message if isinstance(error, UnavailableError) else "it does not answer"

@@ -192,7 +192,10 @@ class LoadEstimator:
     def _publish(self) -> None:
         view = self._view
         view.running = self._decoding + self._others
-        view.step_seconds, view.prefill_rate = self._times.seconds, self._times.prefill_rate
+        # The steps of other gateways' requests alone are not seen, and an old mean above the objective
+        # would keep this gateway away for as long as they run.
+        unseen = self._others and not self._decoding
+        view.step_seconds, view.prefill_rate = 0.0 if unseen else self._times.seconds, self._times.prefill_rate
         if view.blocks:
             grown = (self._context - self._shared - self._added_before) / view.tokens_per_block
             view.free_blocks = round(min(max(self._gauges.free_blocks - grown, 0), view.blocks))

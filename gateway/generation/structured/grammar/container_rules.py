@@ -172,6 +172,8 @@ def _property_schemas(compiler: ContainerCompiler, flat: FlatSchema) -> dict[str
     """Return the schemas of the declared and required properties."""
     spend_steps(len(flat.get("properties", ())) + len(flat.get("required", ())))
     rest = flat.get("additionalProperties", flat.get("unevaluatedProperties", True))
+    if "patternProperties" in flat:
+        rest = True  # Not enforced, so any name may belong to a pattern.
     properties = dict(flat.get("properties", {}))
     for name in flat.get("required", ()):
         properties.setdefault(name, rest)

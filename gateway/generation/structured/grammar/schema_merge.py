@@ -128,12 +128,12 @@ def _merge_additional(merged: Mapping[str, Schema], first: FlatSchema, second: F
     """Return `merged`, the properties of two combined schemas, restricted further.
 
     The `additionalProperties` of each schema apply to the properties that only the other schema
-    declares.
+    declares. With `patternProperties`, which are not enforced, any name may be allowed.
     """
     properties = dict(merged)
     for side in (first, second):
         rest = side.get("additionalProperties", True)
-        if rest is not True:
+        if rest is not True and "patternProperties" not in side:
             spend_steps(len(properties))
             for name in properties.keys() - side.get("properties", {}).keys():
                 properties[name] = _merge_subschemas(properties[name], rest)
