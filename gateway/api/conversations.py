@@ -12,7 +12,6 @@ import re
 from collections.abc import AsyncIterator, MutableSequence, Sequence
 from contextlib import suppress
 from typing import Any
-from uuid import UUID
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -45,6 +44,7 @@ from llmops.gateway.schemas.conversation_requests import (
     PageConversationRequest,
 )
 from llmops.input_files import MALFORMED
+from llmops.store.columns import canonical_uuid
 from llmops.store.conversations import Conversation, NewMessage
 
 log = logging.getLogger(__name__)
@@ -301,9 +301,9 @@ def _subject(request: Request) -> tuple[str | None, str | None]:
         return None, None
     if "admin" not in _caller(request).scopes:
         raise ForbiddenError("The data of a tenant or another user needs a key with the scope 'admin'. Use such a key.")
-    if tenant is None:
+    if tenant is None and user is not None:
         with suppress(ValueError):
-            return None, str(UUID(user))
+            return None, canonical_uuid(user)
     if user is None and _TENANT.fullmatch(tenant or ""):
         return tenant, None
     raise InvalidRequestError("The query must have either a tenant's name or a user's id, a UUID.", param="user")

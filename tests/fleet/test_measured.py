@@ -122,7 +122,7 @@ def test_what_the_gauges_show_beyond_own_requests_is_of_others() -> None:
 
 
 def test_a_mean_of_steps_that_are_over_keeps_no_gateway_away():
-    """With an objective for TPOT, a gateway got no place beside others' requests, however fast they were by then."""
+    """A gateway with an objective for TPOT got no place beside others' requests, however fast they were by then."""
     engine = Engine()
     engine.send(100)
     for _ in range(5):

@@ -172,8 +172,6 @@ def _property_schemas(compiler: ContainerCompiler, flat: FlatSchema) -> dict[str
     """Return the schemas of the declared and required properties."""
     spend_steps(len(flat.get("properties", ())) + len(flat.get("required", ())))
     rest = flat.get("additionalProperties", flat.get("unevaluatedProperties", True))
-    if "patternProperties" in flat:
-        rest = True  # Not enforced, so any name may belong to a pattern.
     properties = dict(flat.get("properties", {}))
     for name in flat.get("required", ()):
         properties.setdefault(name, rest)
@@ -214,8 +212,6 @@ def _additional_member(
     # lacks the keyword.
     is_open = not properties and "properties" not in flat
     rest: Any = flat.get("additionalProperties", flat.get("unevaluatedProperties", is_open))
-    if "patternProperties" in flat:
-        rest = True  # Not enforced, so any name may belong to a pattern.
     if names is False:
         return None
     if names is not True and not properties and rest is not False:

@@ -64,9 +64,13 @@ def without_annotations(schema: Schema) -> FlatSchema:
             raise UnsatisfiableSchemaError("'false' allows nothing")
         return {}
     spend_steps(1 + len(schema))
-    return {
+    keywords = {
         key: value for key, value in schema.items() if key in KNOWN_KEYWORDS and (value is not None or key == "const")
     }
+    if "patternProperties" in keywords:
+        # The patterns are not enforced, so any name may belong to one.
+        keywords["additionalProperties"] = True
+    return keywords
 
 
 def allowed_types(flat: Mapping[str, Any]) -> set[str] | None:
@@ -128,12 +132,12 @@ def _merge_additional(merged: Mapping[str, Schema], first: FlatSchema, second: F
     """Return `merged`, the properties of two combined schemas, restricted further.
 
     The `additionalProperties` of each schema apply to the properties that only the other schema
-    declares. With `patternProperties`, which are not enforced, any name may be allowed.
+    declares.
     """
     properties = dict(merged)
     for side in (first, second):
         rest = side.get("additionalProperties", True)
-        if rest is not True and "patternProperties" not in side:
+        if rest is not True:
             spend_steps(len(properties))
             for name in properties.keys() - side.get("properties", {}).keys():
                 properties[name] = _merge_subschemas(properties[name], rest)
@@ -299,7 +303,7 @@ def _value_types(flat: FlatSchema) -> set[str] | None:
 def _requires_forbidden(one: FlatSchema, other: FlatSchema) -> bool:
     """Return True if `one` requires a property that no object allowed by `other` can have."""
     spend_steps(len(one.get("required", ())))
-    is_closed = other.get("additionalProperties", True) is False and "patternProperties" not in other
+    is_closed = other.get("additionalProperties", True) is False
     return is_closed and any(name not in other.get("properties", {}) for name in one.get("required", ()))
 
 
