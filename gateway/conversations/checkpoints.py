@@ -303,6 +303,9 @@ class CheckpointStore:
         self._records = FairShares(MAX_RECORDS_BYTES)
         self._changed: dict[str, AnswerCheckpoint] = {}
         self._followed: set[FollowedTokens] = set()
+        # For answers of dead gateways that Redis does not know: the end of the lease in which a
+        # gateway that took the answer over notes this.
+        self._unknown_until: dict[str, float] = {}
         self._wake, self._follow = asyncio.Event(), asyncio.Event()
         self._tasks = TaskSet()
         self._trouble = False
@@ -381,7 +384,9 @@ class CheckpointStore:
     async def usage_owners(self, answer_ids: Sequence[str]) -> Mapping[str, UsageOwner] | None:
         """Return the gateway that bills each answer of a dead gateway, by the answer's id.
 
-        Return None if Redis is unavailable.
+        Return None if Redis is unavailable. An answer that Redis does not know counts as OFFERED
+        for one lease: if Redis has lost its data, the gateway that took the answer over notes this
+        within the lease.
         """
         keys = [f"{PREFIX}:{kind}:{one}" for one in answer_ids for kind in ("answer", "billed")]
         try:
@@ -396,10 +401,16 @@ class CheckpointStore:
             bills = _checked(replies[1::2], len(answer_ids), _is_number)
         except FAILURES:
             return None
-        owners = {}
+        owners, now = {}, asyncio.get_running_loop().time()
         for one, (record, end), billed in zip(answer_ids, found, bills, strict=True):
             runs = record is not None and end is None
-            owners[one] = UsageOwner.ELSEWHERE if billed else UsageOwner.OFFERED if runs else UsageOwner.HERE
+            if not billed and (
+                runs or (record is None and now < self._unknown_until.setdefault(one, now + self.lease))
+            ):
+                owners[one] = UsageOwner.OFFERED
+            else:
+                owners[one] = UsageOwner.ELSEWHERE if billed else UsageOwner.HERE
+                self._unknown_until.pop(one, None)
         return owners
 
     async def _asked(self, asked: Any) -> Any:

@@ -10,7 +10,9 @@ import pytest
 from redis import Redis
 from sqlalchemy import select
 
+from llmops.gateway.conversations.checkpoints import CheckpointStore
 from llmops.gateway.generation.chat_generation import ChatGeneration
+from llmops.gateway.interfaces import UsageOwner
 from llmops.gateway.settings import GatewaySettings
 from llmops.store.factory import open_store
 from llmops.store.tables import usage_records
@@ -180,7 +182,38 @@ async def test_a_valkey_that_is_flushed_after_a_takeover_gives_no_tokens_away(to
             client.flushall()
         await asyncio.sleep(0.5)
         assert await reader.whole(other) == told.text("Where is it?")
+
+        async def is_billed() -> bool:
+            return bool(await billed(settings))
+
+        await eventually(is_billed)
     assert await billed(settings) == {reader.run: 40}
+
+
+async def test_an_answer_that_valkey_has_just_lost_is_not_billed_for_the_lost_gateways_part(valkey):
+    """Before the fix, a search for dead gateways' outboxes in the moment after the flush billed that part."""
+    lost, taker, searcher = (CheckpointStore(valkey.url, 0.5) for _ in range(3))
+    claimed = asyncio.get_running_loop().create_future()
+    await lost.start(lambda _: None)
+    answer = lost.checkpoint("of:answer")
+    answer.register(b"record")
+    assert await answer.is_owned()
+    await taker.start(claimed.set_result)
+    await lost.close()
+    taken = taker.checkpoint((await claimed).id)
+    with Redis.from_url(valkey.url) as client:
+        client.flushall()
+    assert set((await searcher.usage_owners(["of:answer", "of:none"])).values()) == {UsageOwner.OFFERED}
+    taken.register(b"")
+    await taken.is_owned()
+
+    async def is_decided() -> bool:
+        owners = await searcher.usage_owners(["of:answer", "of:none"])
+        return owners == {"of:answer": UsageOwner.ELSEWHERE, "of:none": UsageOwner.HERE}
+
+    await eventually(is_decided)
+    await taker.close()
+    await searcher.close()
 
 
 async def test_damaged_answers_in_valkey_end_no_others(told, valkey, tmp_path, monkeypatch):
