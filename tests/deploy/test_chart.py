@@ -1,7 +1,6 @@
 """The Helm chart, rendered by the real helm: what Kubernetes, KEDA and our own commands say of it."""
 
 import functools
-import http.server
 import importlib.util
 import itertools
 import json
@@ -11,14 +10,12 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import yaml
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from llmops.cli.main import cli
 from llmops.errors import InputError
@@ -29,6 +26,7 @@ from tests.deploy import walk
 from tests.deploy.chart_values import BASE, BUILD, IMAGES, KEYS, ONE, RESOURCES, RUNBOOKS, SEVERAL, VALUES
 from tests.deploy.test_compose import files_there, parsed
 from tests.deploy.walk import NAMESPACE, Pod, allowed, matches
+from tests.support.pages import Page, PageServer, Request
 
 __all__ = ["files_there"]
 ROOT = Path(__file__).parents[2]
@@ -76,11 +74,16 @@ def helm(*arguments: str, values: dict | None = None) -> subprocess.CompletedPro
     return subprocess.run(command, input=json.dumps(values), capture_output=True, text=True)
 
 
-@functools.cache
-def rendered(name: str) -> list[dict]:
-    done = helm("template", "release", str(CHART), "--namespace", NAMESPACE, values=VALUES[name])
+def template(values: dict, *flags: str, release: str = "release", chart: Path = CHART) -> list[dict]:
+    """Return all objects of a release. Raises AssertionError with helm's message where it refuses the values."""
+    done = helm("template", release, str(chart), "--namespace", NAMESPACE, *flags, values=values)
     assert done.returncode == 0, done.stderr
     return [one for one in yaml.safe_load_all(done.stdout) if one]
+
+
+@functools.cache
+def rendered(name: str) -> list[dict]:
+    return template(VALUES[name])
 
 
 def kind(name: str, *kinds: str) -> list[dict]:
@@ -308,11 +311,11 @@ def test_whatever_selects_pods_finds_some(name):
 
 def triggers(values: dict) -> dict[str, dict]:
     """Return the triggers by their names; that of the gateways' streams has none."""
-    done = helm("template", "release", str(CHART), values={**KEYS, "keda": {"enabled": True}, **values})
-    objects = [one for one in yaml.safe_load_all(done.stdout) if one and one["kind"] == "ScaledObject"]
+    objects = template({**KEYS, "keda": {"enabled": True}, **values})
     return {
         one.get("name", "streams"): one["metadata"]
-        for found in objects for one in found["spec"]["triggers"] if one["type"] == "prometheus"
+        for found in objects if found["kind"] == "ScaledObject"
+        for one in found["spec"]["triggers"] if one["type"] == "prometheus"
     }  # fmt: skip
 
 
@@ -333,41 +336,34 @@ def test_a_pool_of_two_models_follows_the_fuller_cache(promtool, tmp_path):
     """KEDA 2.20's prometheus scaler hands the one value on; a replica is wanted for each `threshold` of it."""
     pool = {**ONE, "models": ["a", "b"], "autoscaling": {"enabled": True}}
     query = triggers({"engines": {"two": pool}})["kv"]["query"]
-    labels = '{{namespace="default", pod="release-{0}", kv_cache_block_type="fraction", instance="{0}", '
+    labels = '{{namespace="serving", pod="release-{0}", kv_cache_block_type="fraction", instance="{0}", '
     labels += 'model="{1}-tensorrt_llm"}}'
     used = {("two-0", "a"): 0.5, ("two-0", "b"): 0.4, ("two-1", "a"): 0.2, ("two-1", "b"): 0.6, ("two-v2-0", "a"): 0.9}
     series = {f"nv_trt_llm_kv_cache_block_metrics{labels.format(*key)}": f"{value}x9" for key, value in used.items()}
     check_queries(promtool, tmp_path / "test.yaml", series, {query: 1.1})
 
 
-class Cluster(http.server.BaseHTTPRequestHandler):
-    """An API server for helm's `lookup`, in which each object has three replicas."""
+#: The kinds of an API server for helm's `lookup`, in which each object has three replicas.
+KINDS = {
+    "apps/v1": {"deployments": "Deployment", "statefulsets": "StatefulSet"},
+    "leaderworkerset.x-k8s.io/v1": {"leaderworkersets": "LeaderWorkerSet"},
+}
 
-    kinds: ClassVar = {
-        "apps/v1": {"deployments": "Deployment", "statefulsets": "StatefulSet"},
-        "leaderworkerset.x-k8s.io/v1": {"leaderworkersets": "LeaderWorkerSet"},
-    }
 
-    def do_GET(self):
-        path = self.path.partition("?")[0].strip("/").split("/")
-        found = {"major": "1", "minor": "34", "gitVersion": "v1.34.1", "versions": ["v1"], "resources": []}
-        if path == ["apis"]:
-            versions = [{"groupVersion": one, "version": "v1"} for one in self.kinds]
-            groups = [{"name": one["groupVersion"].split("/")[0], "versions": [one]} for one in versions]
-            found = {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
-        elif path[0] == "apis":
-            kinds = self.kinds["/".join(path[1:3])]
-            found["groupVersion"] = "/".join(path[1:3])
-            found["resources"] = [{"name": name, "namespaced": True, "kind": kinds[name]} for name in kinds]
-            if len(path) > 3:
-                found = {"apiVersion": found["groupVersion"], "kind": kinds[path[5]], "spec": {"replicas": 3}}
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.end_headers()
-        self.wfile.write(json.dumps(found).encode())
-
-    def log_message(self, *_):
-        pass
+def cluster(request: Request) -> Page:
+    path = request.path.partition("?")[0].strip("/").split("/")
+    found = {"major": "1", "minor": "34", "gitVersion": "v1.34.1", "versions": ["v1"], "resources": []}
+    if path == ["apis"]:
+        versions = [{"groupVersion": one, "version": "v1"} for one in KINDS]
+        groups = [{"name": one["groupVersion"].split("/")[0], "versions": [one]} for one in versions]
+        found = {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
+    elif path[0] == "apis":
+        kinds = KINDS["/".join(path[1:3])]
+        found["groupVersion"] = "/".join(path[1:3])
+        found["resources"] = [{"name": name, "namespaced": True, "kind": kinds[name]} for name in kinds]
+        if len(path) > 3:
+            found = {"apiVersion": found["groupVersion"], "kind": kinds[path[5]], "spec": {"replicas": 3}}
+    return Page(json.dumps(found), headers={"content-type": "application/json"})
 
 
 def test_an_upgrade_that_turns_autoscaling_on_stops_no_pods(tmp_path, monkeypatch):
@@ -375,15 +371,10 @@ def test_an_upgrade_that_turns_autoscaling_on_stops_no_pods(tmp_path, monkeypatc
     createPatch), and Kubernetes sets its default, 1 (pkg/apis/apps/v1/defaults.go)."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("KUBECONFIG", os.devnull)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Cluster) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        asked = ["--dry-run=server", "--kube-apiserver", f"http://127.0.0.1:{server.server_port}"]
-        done = helm("template", "release", str(CHART), *asked, values=VALUES["all scaled by KEDA"])
-        server.shutdown()
-    assert done.returncode == 0, done.stderr
-    made = [one for one in yaml.safe_load_all(done.stdout) if one and one["kind"] in ("StatefulSet", "LeaderWorkerSet")]
-    gateway = [one for one in yaml.safe_load_all(done.stdout) if one and one["metadata"]["name"] == "release-gateway"]
-    scaled = [*made, *(one for one in gateway if one["kind"] == "Deployment")]
+    with PageServer(cluster) as server:
+        made = template(VALUES["all scaled by KEDA"], "--dry-run=server", "--kube-apiserver", server.url)
+    scaled = [one for one in made if one["kind"] in ("StatefulSet", "LeaderWorkerSet")]
+    scaled += [one for one in made if (one["kind"], one["metadata"]["name"]) == ("Deployment", "release-gateway")]
     assert [one["spec"]["replicas"] for one in scaled] == [3, 3, 3]
 
 
@@ -403,7 +394,7 @@ def test_targets_that_are_lost_are_no_demand_of_zero(promtool, tmp_path):
     })  # fmt: skip
     assert set(found) == {"streams", "waiting", "kv"}
     assert {one["ignoreNullValues"] for one in found.values()} == {"false"}
-    up = 'up{{namespace="default", job="llmops-{}", instance="a"}}'
+    up = 'up{{namespace="serving", job="llmops-{}", instance="a"}}'
     lost = {up.format("gateway"): "0x9", up.format("triton"): "0x9"}
     queries = [one["query"] for one in found.values()]
     check_queries(promtool, tmp_path / "lost.yaml", lost, dict.fromkeys(queries))
@@ -523,8 +514,14 @@ def test_a_release_whose_services_kubernetes_refuses(name):
     assert f"the release is named {name}: name it with letters, digits and hyphens only, a letter first" in done.stderr
 
 
+def chart_of(folder: Path, described: dict, *words: str) -> Result:
+    """Run `llmops chart` for a description."""
+    (folder / "llmops.yaml").write_text(yaml.safe_dump(described))
+    return CliRunner().invoke(cli, ["chart", "-f", str(folder / "llmops.yaml"), *words])
+
+
 def test_a_description_becomes_values_that_the_chart_takes(tmp_path, monkeypatch):
-    file, output = tmp_path / "llmops.yaml", tmp_path / "values.yaml"
+    output = tmp_path / "values.yaml"
     model = {
         "checkpoint": "meta-llama/Llama-3.1-8B-Instruct",
         "build": {"target": "tensorrt", "quant": "fp8", "gpu": "h100-sxm", "tp": 2},
@@ -534,10 +531,9 @@ def test_a_description_becomes_values_that_the_chart_takes(tmp_path, monkeypatch
     }
     big = {"checkpoint": "meta-llama/Llama-3.1-405B", "build": {"target": "tensorrt", "tp": 8, "pp": 2}, "replicas": 3}
     described = {"models": {"llama-8b": model, "big": big}, "gateway": {"timeouts": {"idle": "90s"}, "port": 9777}}
-    file.write_text(yaml.safe_dump(described))
     # this machine's, and none of the cluster's
     monkeypatch.setenv("LLMOPS_TIMEOUTS__DRAIN", "7s")
-    result = CliRunner().invoke(cli, ["chart", "-f", str(file), "-o", str(output)], catch_exceptions=False)
+    result = chart_of(tmp_path, described, "-o", str(output))
     assert result.exit_code == 0, result.output
     values = yaml.safe_load(output.read_text())
     small = values["engines"]["llama-8b"]
@@ -574,24 +570,18 @@ def test_a_description_becomes_values_that_the_chart_takes(tmp_path, monkeypatch
     values["engines"]["big"]["leaderScript"] = "true"
     assert "Set engines.big.leaderScript" in result.stderr
     assert "The file names no store" in result.stderr
-    values |= {**BASE, "open": True, "control": {"enabled": False}}
-    done = helm("template", "release", str(CHART), values=values)
-    assert done.returncode == 0, done.stderr
-    (rule,) = [one for one in yaml.safe_load_all(done.stdout) if one and one["kind"] == "PrometheusRule"]
+    values |= ALONE
+    (rule,) = [one for one in template(values) if one["kind"] == "PrometheusRule"]
     assert rule["spec"]["groups"][-1] == group
 
 
 def test_a_checkpoint_that_is_passed_on_needs_no_gpus_to_be_built(tmp_path):
     """A Job that asks for them waits for ever beside the engine that holds them and waits for the Job."""
-    file = tmp_path / "llmops.yaml"
     build = {"target": "pytorch", "gpu": "h100-sxm", "tp": 8, "ep": 8}
-    models = {"qwen": {"checkpoint": "Qwen/Qwen3-235B-A22B-FP8", "build": build}}
-    file.write_text(yaml.safe_dump({"models": models}))
-    result = CliRunner().invoke(cli, ["chart", "-f", str(file)], catch_exceptions=False)
-    values = {**yaml.safe_load(result.stdout), **BASE, "open": True, "control": {"enabled": False}}
+    result = chart_of(tmp_path, {"models": {"qwen": {"checkpoint": "Qwen/Qwen3-235B-A22B-FP8", "build": build}}})
+    values = {**yaml.safe_load(result.stdout), **ALONE}
     assert values["engines"]["qwen"]["gpus"] == 8
-    done = helm("template", "release", str(CHART), values=values)
-    (job,) = [one for one in yaml.safe_load_all(done.stdout) if one and one["kind"] == "Job"]
+    (job,) = [one for one in template(values) if one["kind"] == "Job"]
     pod = job["spec"]["template"]["spec"]
     limits = [one["resources"]["limits"] for one in [*pod["initContainers"], *pod["containers"]]]
     assert ["nvidia.com/gpu" in one for one in limits] == [False, False]
@@ -602,10 +592,8 @@ def test_an_upgrade_changes_no_job_and_makes_none_again():
     validatePodTemplateUpdate: immutable), and creates what is not there (helm 3.17 `pkg/kube/client.go`, Update)."""
 
     def jobs(image: dict, **more) -> dict[str, dict]:
-        values = {**VALUES["closed"], "image": {**IMAGES, **image}, **more}
-        done = helm("template", "release", str(CHART), values=values)
-        found = [one for one in yaml.safe_load_all(done.stdout) if one and one["kind"] == "Job"]
-        return {one["metadata"]["name"]: one["spec"] for one in found}
+        made = template({**VALUES["closed"], "image": {**IMAGES, **image}, **more})
+        return {one["metadata"]["name"]: one["spec"] for one in made if one["kind"] == "Job"}
 
     before = jobs({})
     for one in before.values():
@@ -620,12 +608,12 @@ def test_an_upgrade_changes_no_job_and_makes_none_again():
         assert len(after) == len(before) == 2
 
 
+LLAMA = {"models": {"llama-8b": {"checkpoint": "meta-llama/Llama-3.1-8B-Instruct", "build": {"target": "tensorrt"}}}}
+
+
 def test_a_password_in_a_url_does_not_become_part_of_a_config_map(tmp_path):
-    file, output = tmp_path / "llmops.yaml", tmp_path / "values.yaml"
-    model = {"checkpoint": "meta-llama/Llama-3.1-8B-Instruct", "build": {"target": "tensorrt"}}
-    traces = {"endpoint": "https://me:hunter2@traces.example/v1/traces"}
-    file.write_text(yaml.safe_dump({"models": {"llama-8b": model}, "gateway": {"traces": traces}}))
-    refused = CliRunner().invoke(cli, ["chart", "-f", str(file), "-o", str(output)]).exception
+    output, traces = tmp_path / "values.yaml", {"endpoint": "https://me:hunter2@traces.example/v1/traces"}
+    refused = chart_of(tmp_path, {**LLAMA, "gateway": {"traces": traces}}, "-o", str(output)).exception
     assert isinstance(refused, InputError)
     assert "gateway.traces.endpoint: its URL has a user or a password" in str(refused)
     assert "hunter2" not in str(refused)
@@ -633,11 +621,8 @@ def test_a_password_in_a_url_does_not_become_part_of_a_config_map(tmp_path):
 
 
 def test_an_image_without_a_digest_is_refused_before_helm_refuses_it(tmp_path):
-    file = tmp_path / "llmops.yaml"
-    model = "{checkpoint: meta-llama/Llama-3.1-8B-Instruct, build: {target: tensorrt}}"
-    file.write_text(f"models: {{llama-8b: {model}}}\n")
     image = "registry.example/llmops:gateway"
-    refused = CliRunner().invoke(cli, ["chart", "-f", str(file), "--gateway-image", image])
+    refused = chart_of(tmp_path, LLAMA, "--gateway-image", image)
     assert str(refused.exception).startswith(f"--gateway-image {image} has no digest")
     assert not refused.stdout
 
@@ -666,8 +651,7 @@ def test_a_name_that_looks_like_a_number_stays_a_text():
         "builds": {"21": {"args": BUILD, "resources": RESOURCES, "token": token}},
     }  # fmt: skip
     # a release cannot begin with a digit, but be another value of YAML
-    done = helm("template", "true", str(CHART), "--namespace", "22", values=values)
-    assert done.returncode == 0, done.stderr
+    made = template(values, "--namespace", "22", release="true")
 
     def names(node):
         for key, value in node.items() if isinstance(node, dict) else ():
@@ -676,7 +660,7 @@ def test_a_name_that_looks_like_a_number_stays_a_text():
         for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
             yield from names(value)
 
-    found = list(names([one for one in yaml.safe_load_all(done.stdout) if one]))
+    found = list(names(made))
     assert {value for value in found if not isinstance(value, str)} == set()
     assert {"true", *map(str, range(11, 19))} <= set(found)
 
@@ -686,10 +670,7 @@ def test_gpus_go_by_the_names_that_the_cluster_gives_them():
     named = {"gpuResource": "nvidia.com/mig-3g.40gb", "runtimeClassName": "nvidia"}
     builds = {"one": {"args": BUILD, "resources": RESOURCES, **named}}
     values = {**KEYS, "engines": {"one": {**ONE, **named}}, "builds": builds}
-    done = helm("template", "release", str(CHART), "--namespace", NAMESPACE, values=values)
-    assert done.returncode == 0, done.stderr
-    specs = [one["spec"]["template"]["spec"] for one in yaml.safe_load_all(done.stdout)
-             if one and one["kind"] in ("StatefulSet", "Job")]  # fmt: skip
+    specs = [one["spec"]["template"]["spec"] for one in template(values) if one["kind"] in ("StatefulSet", "Job")]
     limits = [spec["containers"][0]["resources"]["limits"] for spec in specs if "runtimeClassName" in spec]
     assert [one.get("nvidia.com/mig-3g.40gb") for one in limits] == ["1", "1"]
     assert not any("nvidia.com/gpu" in one for one in limits)

@@ -18,11 +18,11 @@ from click.testing import CliRunner
 from llmops.cli.main import cli
 from llmops.errors import InputError
 from tests.deploy import walk
-from tests.deploy.test_chart import CHART, ROOT, helm
+from tests.deploy.chart_values import DIGEST
+from tests.deploy.test_chart import CHART, ROOT, chart_of, template
 from tests.deploy.walk import DNS, Connection, Existing, Pod, faults
 
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
-DIGEST = "@sha256:" + "0123456789abcdef" * 4
 IMAGES = [word for name, tag in (("gateway", "gateway"), ("engine", "trtllm"), ("build", "build"))
           for word in (f"--{name}-image", f"registry.example/llmops/{tag}{DIGEST}")]  # fmt: skip
 OUTSIDE = Pod({}, ip="203.0.113.7")
@@ -74,25 +74,15 @@ def written(tmp_path_factory) -> tuple[dict, str]:
     described = yaml.safe_load(sample)
     (profile,) = [one for one in map(yaml.safe_load, fenced(PAGE, "yaml")) if "profiles" in one]
     described["profiles"] |= profile["profiles"]
-    folder = tmp_path_factory.mktemp("described")
-    (folder / "llmops.yaml").write_text(yaml.safe_dump(described))
-    command = ["chart", "-f", str(folder / "llmops.yaml"), "--profile", "cluster", *IMAGES]
-    done = CliRunner().invoke(cli, command, catch_exceptions=False)
+    done = chart_of(tmp_path_factory.mktemp("described"), described, "--profile", "cluster", *IMAGES)
     assert done.exit_code == 0, done.output
     return yaml.safe_load(done.stdout), done.stderr
 
 
-def rendered(values: dict, chart: Path = CHART) -> list[dict]:
-    """All objects of a release. Raises AssertionError with helm's message where it refuses the values."""
-    done = helm("template", "llm", str(chart), "--namespace", "serving", values=values)
-    assert done.returncode == 0, done.stderr
-    return [one for one in yaml.safe_load_all(done.stdout) if one]
-
-
-def walked(values: dict, chart: Path = CHART) -> list[str]:
+def walked(values: dict) -> list[str]:
     """Return the faults that helm or the walk finds."""
     try:
-        objects = rendered(values, chart)
+        objects = template(values, release="llm")
     except AssertionError as refused:
         return [" ".join(str(refused).split())]
     return faults(objects, existing(), connections())
@@ -170,7 +160,7 @@ def notes_of(values: dict, folder: Path, text: str) -> str:
     kept = 'kind: ConfigMap\nmetadata: {name: notes}\ndata: {notes: {{ include "notes" . | quote }}}\n'
     place = folder / "chart" / "templates" / "notes.yaml"
     place.write_text(f'{{{{ define "notes" }}}}{text}{{{{ end }}}}{kept}')
-    made = {one["metadata"]["name"]: one for one in rendered(values, folder / "chart")}
+    made = {one["metadata"]["name"]: one for one in template(values, chart=folder / "chart")}
     return made["notes"]["data"]["notes"]
 
 
@@ -261,7 +251,7 @@ def test_gateways_get_the_keys_of_other_servers_and_reach_them(tmp_path):
     assert "llmops-environment (CLOUD_KEY, VENDOR_KEY)." in made.stderr
     values = yaml.safe_load(made.stdout)
     images = {name: f"registry.example/llmops/{name}@sha256:{'0' * 64}" for name in ("gateway", "engine", "build")}
-    objects = rendered({**values, "image": images})
+    objects = template({**values, "image": images}, release="llm")
     (container,) = [
         one for _, template in walk.pods(objects) for one in template["spec"]["containers"] if one["name"] == "gateway"
     ]
@@ -269,11 +259,6 @@ def test_gateways_get_the_keys_of_other_servers_and_reach_them(tmp_path):
     policies = [one for one in objects if one["kind"] == "NetworkPolicy"]
     for target, port in ((Pod({}, ip="198.51.100.7"), 443), (Pod({}, ip="10.1.2.3"), 8443)):
         assert walk.allowed(policies, Pod(labels("gateway")), target, port)
-
-
-def chart_of(folder: Path, described: dict):
-    (folder / "llmops.yaml").write_text(yaml.safe_dump(described))
-    return CliRunner().invoke(cli, ["chart", "-f", str(folder / "llmops.yaml")])
 
 
 DATABASES = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "databases"}}}
