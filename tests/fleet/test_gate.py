@@ -245,6 +245,8 @@ def test_a_full_queue_takes_the_place_of_whoever_has_most() -> None:
     # bytes count as well: 450 are held, so a request of 700 takes three more places
     assert door.push(ticket("large", tier="interactive", bytes=700), views, 0.0) == flood[8:5:-1]
     assert door.queue.bytes == 1000
+    small = gate(AdmissionLimits(entries=2))
+    assert [small.push(one, views, 0.0) for one in (batch, flood[0], flood[1])] == [[], [], [batch]]
 
 
 @settings(deadline=None, max_examples=4)

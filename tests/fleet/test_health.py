@@ -131,12 +131,15 @@ async def test_answers_stay_with_a_silent_replica_until_another_is_ready() -> No
     await transport.close()
 
 
+def reporting_replica() -> Replica:
+    engine = StepStreamTransport(Engine, "tiny", CARD)
+    model = SimpleNamespace(name="tiny", card=replace(CARD, state=True), engine=engine)
+    return Replica("r", model, LeastCostPolicy(), lambda: None, clock=lambda: 0.0)
+
+
 def test_a_replica_that_is_away_is_no_flood_of_lines_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """It is tried some times a second."""
-    model = SimpleNamespace(
-        name="tiny", card=replace(CARD, state=True), engine=StepStreamTransport(Engine, "tiny", CARD)
-    )
-    replica = Replica("r", model, LeastCostPolicy(), lambda: None, clock=lambda: 0.0)
+    replica = reporting_replica()
     ready = EngineState(0, 0, 0, 8, 8, 32, 0, 0, 1, 0, 0, 0)
     replica.health.set_loaded(True)
     with caplog.at_level("INFO"):
@@ -151,10 +154,7 @@ def test_a_replica_that_is_away_is_no_flood_of_lines_in_the_log(caplog: pytest.L
 
 def test_a_place_is_free_when_its_answer_ends_after_the_report_of_the_step() -> None:
     """An engine without work reports the next time after a second."""
-    model = SimpleNamespace(
-        name="tiny", card=replace(CARD, state=True), engine=StepStreamTransport(Engine, "tiny", CARD)
-    )
-    replica = Replica("r", model, LeastCostPolicy(), lambda: None, clock=lambda: 0.0)
+    replica = reporting_replica()
     first, second = [replica.reserve(8, is_counted=False) for _ in range(2)]
     first.slot, second.slot = 0, 1
     # the step in which both end: the engine has taken slots 0 and 1, and runs nothing

@@ -161,45 +161,6 @@ def test_those_at_home_come_first_and_others_once_they_need_not_wait_for_their_o
     assert order.pop(ReplicaCapacity(replica_id="y"), 1.0) is elsewhere
 
 
-def test_room_is_held_for_one_that_waits_too_long_for_it() -> None:
-    order = TieredQueue([PriorityTier("only")], patience=2.0)
-    order.push(long := ticket("a", tokens=5000))
-    order.push(ticket("a", tokens=10, arrived=1.0))
-    order.push(ticket("a", tokens=10, arrived=1.0))
-    assert order.pop(ReplicaCapacity(100), 1.5) is not None
-    assert order.held is None
-    assert order.pop(ReplicaCapacity(100), 2.5) is not None
-    assert order.held is long
-
-
-def test_what_is_ahead_are_higher_tiers_and_a_fair_part_of_ones_own() -> None:
-    order = TieredQueue([PriorityTier("high"), PriorityTier("low")])
-    order.push(ticket("x", tokens=80, answer=10, tier="high"))
-    assert order.ahead(ticket("a", tier="low")) == 100
-    assert order.ahead(ticket("a", tier="high")) == 0
-    for tenant, count in (("a", 2), ("b", 5), ("c", 1)):
-        for _ in range(count):
-            order.push(ticket(tenant, tokens=80, answer=10, tier="low"))
-    # its own two, and as much of each other tenant
-    assert order.ahead(ticket("a", tier="low")) == 100 + 200 + 400
-    assert order.ahead(ticket("new", tier="low")) == 100
-    assert order.ahead(ticket("b", tier="low")) == 100 + 500 + 300
-
-
-def test_the_place_of_whoever_has_most_goes_to_others() -> None:
-    order = TieredQueue([PriorityTier("high"), PriorityTier("low")])
-    for number in range(3):
-        order.push(ticket("flood", arrived=float(number), tier="high"))
-    order.push(ticket("b", tier="high"))
-    last = order.eviction_candidate(ticket("c", tier="high"))
-    assert last is not None
-    assert (last.tenant, last.arrived) == ("flood", 2.0)
-    assert order.eviction_candidate(ticket("flood", tier="high")) is None
-    assert order.eviction_candidate(ticket("c", tier="low")) is None
-    order.push(low := ticket("b", tier="low"))
-    assert order.eviction_candidate(ticket("flood", tier="high")) is low
-
-
 def test_counters_of_tenants_that_left_are_not_kept_for_ever() -> None:
     fair = FairQueue()
     for number in range(12_000):

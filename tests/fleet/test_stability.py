@@ -38,14 +38,6 @@ def test_prompts_that_go_on_are_as_they_should_be() -> None:
     assert divergence_point(b"", turn) is None
 
 
-def test_a_tenant_is_told_of_once() -> None:
-    watch = UnstablePromptDetector()
-    told = [found for number in range(100) if (found := watch.record("acme", stamped(number)))]
-    assert [(one.tenant, one.token) for one in told] == [("acme", 12)]
-    assert told[0].share >= 0.5
-    assert watch._seen["acme"].share > 0.9
-
-
 def test_one_that_mended_its_prompts_is_told_of_again() -> None:
     watch = UnstablePromptDetector()
     told = 0
