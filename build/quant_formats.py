@@ -254,6 +254,28 @@ PLANNED = {name: quant_format for name, quant_format in FORMATS.items() if not q
 _ALIASES = {alias: quant_format.name for quant_format in _ALL for alias in quant_format.aliases}
 
 
+#: SM numbers of GPUs for which TensorRT-LLM has no kernels of a format, by the format: for linear
+#: layers, and for experts. Sources, the same in 1.2 and 1.3:
+#: `cpp/tensorrt_llm/kernels/cutlass_kernels/fp8_rowwise_gemm/fp8_rowwise_gemm_template.h`,
+#: dispatchToArch, and the hardware matrix of 1.3.0rc29's quantization.md; for experts
+#: `_torch/modules/fused_moe/fused_moe_cutlass.py`, _QUANT_SUPPORT_TABLE, issues #6805 (Qwen3 in
+#: fp8_block on an L40) and #6717 (GPT-OSS on an L4), and "W4AFP8 MoE is unsupported" of
+#: `quantization.py`.
+_NO_LINEAR_KERNELS = {"fp8_pc_pt": range(100, 120)}
+_NO_EXPERT_KERNELS = {"fp8_block": range(90), "mxfp4": range(90), "w4a8_awq": range(100, 130)}
+
+
+def missing_kernels(quant_format: QuantFormat, sm: int, has_experts: bool) -> str:
+    """Return the kernels that TensorRT-LLM lacks on a GPU, such as "fp8_block experts", or "".
+
+    `sm` is the GPU's compute capability, and `has_experts` is True for a mixture of experts.
+    """
+    if sm in _NO_LINEAR_KERNELS.get(quant_format.name, ()):
+        return f"{quant_format.name} weights"
+    lacks = has_experts and sm in _NO_EXPERT_KERNELS.get(quant_format.name, ())
+    return f"{quant_format.name} experts" if lacks else ""
+
+
 def buildable_formats(target: str) -> dict[str, QuantFormat]:
     """Return the formats that `--quant` accepts for a target, by name."""
     return {

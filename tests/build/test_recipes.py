@@ -169,6 +169,19 @@ def test_a_field_that_the_model_cannot_have_is_refused(hub_id, gpu, setting, say
     assert says in error if says else not error
 
 
+@pytest.mark.parametrize(("hub_id", "words", "says"), [
+    # "FP8 block-scale MoE still requires SM90 or SM120" (NVIDIA/TensorRT-LLM #6805)
+    ("Qwen/Qwen3-30B-A3B-FP8", "--gpu l40s", "no kernels for fp8_block experts; use --quant fp8 of the full-precision"),
+    ("Qwen/Qwen3-30B-A3B-FP8", "--gpu h100-sxm", ""),
+    # "WFP4A16 MoE is unsupported on SM89" (#6717)
+    ("openai/gpt-oss-20b", "--gpu l4", "no kernels for mxfp4 experts; name an H100 or H200"),
+    ("Qwen/Qwen3-8B", "--gpu b200-sxm --quant fp8_pc_pt", "no kernels for fp8_pc_pt weights; use --quant fp8, or name"),
+])  # fmt: skip
+def test_a_gpu_without_kernels_for_the_weights_is_refused(hub_id, words, says):
+    error = dry_run(hub_id, *words.split())[1]
+    assert says in error if says else not error
+
+
 def test_the_command_line_wins(checkpoint, tmp_path):
     file = tmp_path / "options.yaml"
     file.write_text(UPSTREAM)

@@ -120,6 +120,13 @@ def test_layers_with_a_sliding_window_keep_every_token(models):
     ("model", "quant", "gpu", "layout", "words"),
     [
         ("LLAMA31_8B", "fp8", "a100-sxm", ParallelLayout(), "fp8 needs SM89; a100-sxm is SM80"),
+        # the kernels of TensorRT-LLM: fused_moe_cutlass.py, _QUANT_SUPPORT_TABLE, and fp8_rowwise_gemm_template.h
+        ("QWEN3_30B", "fp8_block", "l40s", ParallelLayout(), "no kernels for fp8_block experts on l40s"),
+        ("LLAMA31_8B", "fp8_block", "l40s", ParallelLayout(), None),
+        ("GPT_OSS_20B", "mxfp4", "a100-sxm", ParallelLayout(), "no kernels for mxfp4 experts on a100-sxm"),
+        ("GPT_OSS_20B", "mxfp4", "b200-sxm", ParallelLayout(), None),
+        ("LLAMA31_8B", "fp8_pc_pt", "b200-sxm", ParallelLayout(), "no kernels for fp8_pc_pt weights on b200-sxm"),
+        ("LLAMA31_8B", "fp8_pc_pt", "l40s", ParallelLayout(), None),
         ("LLAMA31_8B", "none", "h100-sxm", ParallelLayout(tp=16), "does not fit a node of 8"),
         ("QWEN25_7B", "none", "h100-sxm", ParallelLayout(tp=8), "28 attention heads are not divisible by tp 8"),
         ("PHI4", "none", "h100-sxm", ParallelLayout(tp=4), "10 KV heads and tp 4"),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from llmops.build.model.architecture import Architecture
 from llmops.build.plan.gpu_specs import GpuSpec
-from llmops.build.quant_formats import PER_CHANNEL, QuantFormat
+from llmops.build.quant_formats import PER_CHANNEL, QuantFormat, missing_kernels
 
 #: Tensor- and pipeline-parallel sizes that the search tries: powers of two up to one node of GPUs.
 SIZES = (1, 2, 4, 8)
@@ -79,7 +79,7 @@ def candidate_layouts(model: Architecture, tp: int | None, pp: int | None, ep: i
 def layout_problem(model: Architecture, precision: QuantFormat, gpu: GpuSpec, layout: ParallelLayout) -> str | None:
     """Return the reason for which TensorRT-LLM cannot run the layout, or None."""
     return (
-        _hardware(precision, gpu, layout)
+        _hardware(model, precision, gpu, layout)
         or _heads(model, layout)
         or _sizes(model, layout)
         or _experts(model, layout)
@@ -87,9 +87,11 @@ def layout_problem(model: Architecture, precision: QuantFormat, gpu: GpuSpec, la
     )
 
 
-def _hardware(precision: QuantFormat, gpu: GpuSpec, layout: ParallelLayout) -> str | None:
+def _hardware(model: Architecture, precision: QuantFormat, gpu: GpuSpec, layout: ParallelLayout) -> str | None:
     if gpu.sm < precision.sm:
         return f"{precision.name} needs SM{precision.sm}; {gpu.name} is SM{gpu.sm}"
+    if missing := missing_kernels(precision, gpu.sm, model.moe is not None):
+        return f"TensorRT-LLM has no kernels for {missing} on {gpu.name}"
     if layout.tp > gpu.per_node:
         return f"tensor parallelism over {layout.tp} GPUs does not fit a node of {gpu.per_node}"
     return None

@@ -1,7 +1,8 @@
 """Check that the GPUs of --gpu can run the engine."""
 
+from llmops.build.model.families import FAMILIES
 from llmops.build.plan.gpu_specs import GpuSpec, find_gpu
-from llmops.build.quant_formats import FORMATS
+from llmops.build.quant_formats import FORMATS, missing_kernels
 from llmops.build.targets.nvidia.build_request import BuildRequest, allowed_formats
 from llmops.build.targets.nvidia.stage_estimates import stored_bytes
 from llmops.errors import InputError
@@ -24,6 +25,12 @@ def check_gpu(request: BuildRequest) -> None:
             f"--quant {', '.join(others)}{' of the full-precision checkpoint' if request.is_prequantized else ''}."
         )
     _check_blackwell(request, gpu)
+    if missing := missing_kernels(precision, gpu.sm, arch.moe is not None):
+        source = " of the full-precision checkpoint" if request.is_prequantized else ""
+        remedy = "" if FAMILIES[arch.family].as_published else f"use --quant fp8{source}, or "
+        raise InputError(
+            f"On --gpu {gpu.name}, TensorRT-LLM has no kernels for {missing}; {remedy}name an H100 or H200."
+        )
     stored = stored_bytes(request)
     if stored > count * gpu.memory:
         raise InputError(
@@ -56,11 +63,9 @@ def _check_experts_dtype(request: BuildRequest) -> None:
 
 
 def _check_blackwell(request: BuildRequest, gpu: GpuSpec) -> None:
-    """Raise InputError for a Blackwell GPU without kernels for the weights in TensorRT-LLM.
+    """Raise InputError for a Blackwell GPU for which trtllm-build makes no such engine.
 
-    Sources: `build` of `tensorrt_llm/builder.py` at 1.2.1, and
-    `WInt4AFP8FusedMoEMethod.create_weights` of
-    `tensorrt_llm/_torch/modules/fused_moe/quantization.py` ("W4AFP8 MoE is unsupported").
+    Source: `build` of `tensorrt_llm/builder.py` at 1.2.1.
     """
     narrow = not request.quant_format.blackwell_engine or request.kv_cache == "int8"
     if request.spec.target == "tensorrt" and 100 <= gpu.sm < 120 and narrow:
@@ -74,9 +79,4 @@ def _check_blackwell(request: BuildRequest, gpu: GpuSpec) -> None:
     if request.spec.target == "tensorrt" and gpu.sm == 100 and request.kv_cache == "fp8" and head == 96:
         raise InputError(
             f"On --gpu {gpu.name}, TensorRT-LLM has no FP8 attention for heads of {head}; use --kv-cache auto."
-        )
-    if request.weights == "w4a8_awq" and request.checkpoint.architecture.moe is not None and gpu.sm >= 100:
-        raise InputError(
-            f"On --gpu {gpu.name}, TensorRT-LLM has no W4A8 kernels for experts; use --quant fp8, or name an "
-            "H100 or H200."
         )
