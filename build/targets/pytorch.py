@@ -231,12 +231,20 @@ def llm_args(request: BuildRequest, adapters: list[AdapterCheckpoint]) -> dict[s
         # On Hopper, blocks have 64 tokens whatever is set (_torch/pyexecutor/py_executor_creator.py,
         # "for using FlashMLA"), and the events of the cache are read by the number that is set.
         overrides = {"kv_cache_config.tokens_per_block": _MLA_BLOCK, **overrides}
+    if request.weights == "fp8_block" and request.checkpoint.architecture.moe and _is_blackwell(spec.gpu):
+        # 1.3.0rc29, deployment-guide-for-deepseek-r1-on-trtllm, "MoE Backend Support Matrix". The
+        # default of 1.2 is CUTLASS, which throws "fp8 blockscale gemm only support Hopper".
+        overrides = {"moe_config.backend": "DEEPGEMM", **overrides}
     version, is_mixture = request.image.tensorrt_llm, request.checkpoint.architecture.moe is not None
     arguments = make_llm_args(
         request.limits, request.parallelism, request.kv_cache, overrides, version, is_mixture=is_mixture, plan=spec.plan
     )
     profile_of_release(arguments, version, request.weights)
     return arguments
+
+
+def _is_blackwell(gpu: str | None) -> bool:
+    return gpu is not None and find_gpu(gpu).sm >= 100
 
 
 def lora_fields(adapters: list[AdapterCheckpoint], family: str) -> dict[str, Any]:

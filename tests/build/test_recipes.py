@@ -158,6 +158,15 @@ def test_latent_attention_gets_the_blocks_that_hopper_makes(checkpoint):
     assert '"tokens_per_block": 32' in dry_run(checkpoint)[0]
 
 
+def test_experts_in_fp8_blocks_have_the_backend_that_runs_on_the_gpu():
+    """1.3.0rc29, deployment-guide-for-deepseek-r1-on-trtllm: "B200/GB200 EP<=8 | FP8 | DEEPGEMM"."""
+    words = ("Qwen/Qwen3-235B-A22B-FP8", "--tp", "4", "--ep", "4", "--gpu")
+    assert '"backend": "DEEPGEMM"' in dry_run(*words, "b200-sxm")[0]
+    assert '"backend": "TRTLLM"' in dry_run(*words, "b200-sxm", "--set", "llm.moe_config.backend=TRTLLM")[0]
+    assert "DEEPGEMM" not in dry_run(*words, "h200-sxm")[0]
+    assert "DEEPGEMM" not in dry_run("Qwen/Qwen3-30B-A3B", "--quant", "fp8", "--gpu", "b200-sxm")[0]
+
+
 @pytest.mark.parametrize(("hub_id", "gpu", "setting", "says"), [
     ("deepseek-ai/DeepSeek-R1-0528", "h200-sxm", "kv_cache_config.tokens_per_block=32", "blocks of this model have 64"),
     ("deepseek-ai/DeepSeek-R1-0528", "b200-sxm", "kv_cache_config.tokens_per_block=32", ""),
