@@ -74,11 +74,7 @@ def machine(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(local_replicas, "_gpus_of", lambda manifest: 1)
         monkeypatch.setattr(local_replicas, "read_metadata", read_nothing)
         monkeypatch.setattr(local_replicas, "verify_quickly", verify)
-        one.replicas = LocalReplicas(
-            lambda repository, timeout: Server(repository.name),
-            stop,
-            Path("/versions"),
-        )
+        one.replicas = LocalReplicas(lambda repository, timeout: Server(repository.name), stop, Path("/versions"))
         one.replicas.servers["m", "initial"] = [Server(f"base-{at}") for at in range(replicas)]
         one.replicas.engines["m", "initial"] = Path("/v1")
         return one

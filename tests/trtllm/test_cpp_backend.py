@@ -14,12 +14,7 @@ from llmops.build.trtllm.backend_parameters import checked_parameters
 from llmops.errors import InputError
 from llmops.gateway.interfaces import EngineRequest, SamplingParams
 from llmops.gateway.triton.request_writer import RequestWriter
-from llmops.model_repository.generate import (
-    EngineEntry,
-    generate_repository,
-    model_folders,
-    read_engines,
-)
+from llmops.model_repository.generate import EngineEntry, generate_repository, model_folders, read_engines
 from llmops.model_repository.multi_gpu import export_launch
 from llmops.model_repository.repository.manifest import RepositoryManifest
 from llmops.model_repository.repository.pbtxt import parse_config
