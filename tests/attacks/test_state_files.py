@@ -10,7 +10,7 @@ import random
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import AsyncMock
 
@@ -19,33 +19,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmops.errors import InputError, ResourceError
-from llmops.gateway.interfaces import UsageEvent
 from llmops.gateway.settings import UsageSettings
 from llmops.gateway.usage.event_formats import encode_event, new_event_id
 from llmops.gateway.usage.ledger_sink import LedgerSink
 from llmops.gateway.usage.open_answers import SLOT_BYTES, TOKENS, OpenAnswers
 from llmops.gateway.usage.outbox import UsageOutbox
-from llmops.gateway.usage.sink import NoPrices, UsageSink
+from llmops.gateway.usage.sink import NoPrices
 from llmops.gateway.usage.usage_check import UsageCheck
 from llmops.store.factory import open_store
 from tests.attacks.harness import MIB, record, scaled
+from tests.gateway.test_endings import Kept
 from tests.gateway.test_usage_outbox import event
 
 EVENTS, ENDED, OPEN_ANSWERS = 200, 2, 5
 SLOTS = ENDED + OPEN_ANSWERS
-
-
-class Ledger(UsageSink):
-    """Keeps what is written to it."""
-
-    def __init__(self) -> None:
-        self.events: dict[str, UsageEvent] = {}
-
-    async def write(self, events: Sequence[UsageEvent]) -> None:
-        self.events |= {one.id: one for one in events}
-
-    async def confirmed(self, ids: Sequence[str]) -> frozenset[str]:
-        return frozenset(ids) & self.events.keys()
 
 
 def a_dead_gateway(root: Path) -> Path:
@@ -80,9 +67,9 @@ def folder(tmp_path: Path) -> Path:
     return a_dead_gateway(tmp_path / "usage")
 
 
-async def taken_up(root: Path) -> Ledger:
+async def taken_up(root: Path) -> Kept:
     """Start a gateway's usage on `root`, and return what its ledger has when all is delivered."""
-    ledger = Ledger()
+    ledger = Kept()
     check = UsageCheck(root, UsageSettings(), ledger, NoPrices())
     await check.start()
     assert check.worker is not None
@@ -220,7 +207,7 @@ async def test_a_store_with_a_pipe_is_refused(tmp_path: Path, name: str) -> None
 async def test_a_folder_that_is_no_outbox_keeps_no_other_from_being_billed(folder, put, caplog) -> None:
     """Before the fix, one stray file in the folder of outboxes kept all dead gateways' events from being billed."""
     put(folder.parent / "gw-000")
-    sink = Ledger()
+    sink = Kept()
     check = UsageCheck(folder.parent, UsageSettings(), sink, NoPrices())
     await check.start()
     async with asyncio.timeout(60):
@@ -234,7 +221,7 @@ async def test_a_folder_that_is_no_outbox_keeps_no_other_from_being_billed(folde
 @pytest.mark.parametrize("lost", [0, 3])
 async def test_an_outbox_that_is_removed_under_its_gateway_ends_with_a_sentence(tmp_path, lost, caplog, monkeypatch):
     monkeypatch.setattr("llmops.gateway.usage.usage_check.DRAIN_TIMEOUT", 0.1)
-    ledger = Ledger()
+    ledger = Kept()
     monkeypatch.setattr(ledger, "confirmed", AsyncMock(return_value=frozenset()))
     check = UsageCheck(tmp_path, UsageSettings(), ledger, NoPrices())
     await check.start()

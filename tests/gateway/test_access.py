@@ -14,7 +14,9 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 
 from llmops.gateway.app import create_app
 from llmops.gateway.auth.authentication import Authentication, required_scopes
@@ -118,7 +120,9 @@ async def test_every_route_but_health_and_the_reference_refuses_without_a_key_al
     def add(app):
         app.add_api_route("/later/{name}", text, methods=["GET", "PUT"])
         app.router.post("/v1/later")(text)
+        app.mount("/inner", Starlette(routes=[Route("/deep", text)]))
         routes.extend((method, one.path) for one in app.routes for method in getattr(one, "methods", None) or ())
+        routes.append(("GET", "/inner/deep"))
 
     async with asking(nowhere(accounts), add) as client:
         assert ("POST", CHAT) in routes

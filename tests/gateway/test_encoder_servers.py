@@ -18,7 +18,7 @@ from llmops.gateway.ratelimit.rate_limit_check import RateLimitCheck
 from llmops.gateway.settings import Quotas, UsageSettings
 from llmops.gateway.usage.sink import NoPrices
 from llmops.gateway.usage.usage_check import UsageCheck
-from tests.gateway.test_usage_events import ANN, Kept
+from tests.gateway.test_endings import ANN, Kept
 from tests.support.gateway_stack import become, in_front_of, replica_lines
 from tests.support.scripted_triton import ScriptedTriton
 from tests.support.waiting import eventually

@@ -2,26 +2,46 @@
 
 import asyncio
 import json
+import sqlite3
+from uuid import UUID
 
 import pytest
+from sqlalchemy import select
 
 from llmops.gateway.http.middleware import Check
-from llmops.gateway.interfaces import Caller, Outcome, Quota, Usage, UsageEvent
+from llmops.gateway.interfaces import Caller, Outcome, Quota, TokenStream, Usage, UsageEvent
 from llmops.gateway.ratelimit.buckets import Limit, LimitRequest
 from llmops.gateway.ratelimit.limits import RateLimits
 from llmops.gateway.ratelimit.memory import InMemoryLimiter
 from llmops.gateway.ratelimit.rate_limit_check import RateLimitCheck
 from llmops.gateway.settings import Quotas, UsageSettings
-from llmops.gateway.usage.sink import NoPrices
+from llmops.gateway.usage.open_answers import read_slots
+from llmops.gateway.usage.sink import NoPrices, UsageSink
 from llmops.gateway.usage.usage_check import UsageCheck
+from llmops.store.factory import open_store
+from llmops.store.tables import usage_records
 from tests.gateway.test_door import Watch
-from tests.gateway.test_usage_events import ANN, Kept
-from tests.support.gateway_stack import BODIES, CHAT, COMPLETIONS, END, RESPONSES, running
+from tests.support.gateway_stack import BODIES, CHAT, COMPLETIONS, END, MESSAGES, RESPONSES, running
 from tests.support.scripted_triton import Step
 from tests.support.waiting import eventually
 
+ANN = str(UUID(int=7))
 LIMIT = 10**6
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+
+
+class Kept(UsageSink):
+    """A ledger in memory."""
+
+    def __init__(self) -> None:
+        self.events = {}
+
+    async def write(self, events) -> None:
+        for event in events:
+            self.events.setdefault(event.id, event)
+
+    async def confirmed(self, ids) -> frozenset[str]:
+        return frozenset(ids) & frozenset(self.events)
 
 
 class Ann(Check):
@@ -42,17 +62,22 @@ class Counted:
         """Return the outcomes of the answers that have ended."""
         return [outcome for _, outcome in self.watch.heard if outcome.finish]
 
-    async def ended(self) -> tuple[Outcome, UsageEvent]:
-        """Return the outcome and the event of the only answer since the last call, which cost its quota as much."""
+    async def billed(self, count: int) -> list[UsageEvent]:
+        """Return the events of all answers, of which there are `count`."""
         await self.stack.idle()
-        await eventually(lambda: not self.gate.open and len(self.ledger.events) > self.events)
+        await eventually(lambda: not self.gate.open and len(self.ledger.events) >= count)
         # what comes twice or too much would come now
         await self.usage.settle(10)
         await self.stack.client.get("/health/live")
+        assert len(self.ledger.events) == count
+        return sorted(self.ledger.events.values(), key=lambda one: one.seq)
+
+    async def ended(self) -> tuple[Outcome, UsageEvent]:
+        """Return the outcome and the event of the only answer since the last call, which cost its quota as much."""
         self.events += 1
-        assert len(self.ledger.events) == len(self.outcomes) == self.events
+        event = (await self.billed(self.events))[-1]
+        assert len(self.outcomes) == self.events
         outcome = self.outcomes[-1]
-        event = max(self.ledger.events.values(), key=lambda one: one.seq)
         now = self.gate.limiter.reserve_now([Limit("key-a::", tokens=LIMIT)], [LimitRequest()]).decision.left[0][1]
         self.left, cost = now, self.left - now
         assert cost == event.input_tokens + event.output_tokens
@@ -183,3 +208,96 @@ async def test_a_background_response_that_is_cancelled(counted):
     await counted.post(f"{RESPONSES}/{begun['id']}/cancel")
     _, event = await counted.ended()
     assert (event.request_id, event.status, event.finish_reason) == (begun["id"], 499, "cancelled")
+
+
+async def test_the_event_is_written_before_the_answer_ends(counted):
+    """Whoever has the end of an answer can be sure that it is on the bill, though the gateway is killed then."""
+    counted.stack.say("Hello")
+    slots = counted.usage.worker.lock.folder / "open-answers"
+    async with counted.stack.client.stream("POST", CHAT, json={**BODIES[CHAT], "stream": True}) as response:
+        async for line in response.aiter_lines():
+            if line == "data: [DONE]":
+                left = read_slots(slots)
+                assert left.unfinished == []
+                assert len(left.ended) + counted.usage.worker.outbox.last_place == 1
+    assert (await counted.ended())[1].finish_reason == "stop"
+
+
+async def test_what_fails_before_its_first_token_is_nobodys_to_pay(counted):
+    counted.stack.steps(Step(error="out of memory"))
+    assert (await counted.post(CHAT, json=BODIES[CHAT])).status_code == 500
+    assert (await counted.post(CHAT, json={**BODIES[CHAT], "n": 99})).status_code == 400
+    counted.stack.say("Hello")
+    await counted.post(CHAT, json=BODIES[CHAT])
+    assert [event.status for event in await counted.billed(1)] == [200]
+
+
+async def test_where_it_ended_and_how_often_it_moved(counted, monkeypatch):
+    monkeypatch.setattr(TokenStream, "replica", "triton-1:8001")
+    monkeypatch.setattr(TokenStream, "splices", {"exact": 1, "approximate": 2})
+    counted.stack.say("Hello")
+    await counted.post(CHAT, json=BODIES[CHAT])
+    _, event = await counted.ended()
+    assert (event.replica, event.migrations) == ("triton-1:8001", 3)
+
+
+async def test_what_the_engine_had_in_its_cache_is_told_and_billed_alike(counted, monkeypatch):
+    monkeypatch.setattr(TokenStream, "cached_tokens", 3)
+    counted.stack.say("Hello")
+    chat = (await counted.post(CHAT, json=BODIES[CHAT])).json()["usage"]
+    assert chat["prompt_tokens_details"] == {"cached_tokens": 3, "audio_tokens": 0}
+    response = (await counted.post(RESPONSES, json=BODIES[RESPONSES])).json()["usage"]
+    assert response["input_tokens_details"]["cached_tokens"] == 3
+    # Anthropic's input_tokens are those that were not in a cache
+    message = (await counted.post(MESSAGES, json=BODIES[MESSAGES])).json()["usage"]
+    assert (message["cache_read_input_tokens"], message["input_tokens"]) == (3, chat["prompt_tokens"] - 3)
+    events = await counted.billed(3)
+    assert {(event.input_tokens, event.cached_tokens) for event in events} == {(chat["prompt_tokens"], 3)}
+
+
+@pytest.mark.parametrize(("when_full", "status"), [("refuse", 503), ("serve", 200)])
+async def test_no_room_for_usage(counted, monkeypatch, when_full, status):
+    """Open answers are finished, and their events wait for room.
+
+    Later requests are rejected, or served all the same.
+    """
+
+    def full(events):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(counted.usage._settings, "when_full", when_full)
+    counted.stack.say("Hello")
+    with monkeypatch.context() as patch:
+        patch.setattr(counted.usage.worker.outbox, "add", full)
+        assert (await counted.post(CHAT, json=BODIES[CHAT])).status_code == 200
+        await eventually(lambda: counted.usage.worker.writer.trouble)
+        answer = await counted.post(CHAT, json=BODIES[CHAT])
+        assert answer.status_code == status
+        if status == 503:
+            assert answer.json()["error"]["code"] == "usage_unavailable"
+            # what needs no bill goes on
+            assert (await counted.stack.client.get("/v1/models")).status_code == 200
+    # there is room again
+    assert (await counted.post(CHAT, json=BODIES[CHAT])).status_code == 200
+    events = await counted.billed(2 if status == 503 else 3)
+    assert {event.finish_reason for event in events} == {"stop"}
+
+
+async def test_rows_of_a_store_anonymous_and_priced_by_the_ledger(card, tokenizer, tmp_path):
+    """A gateway with a store removes its folder when the ledger has all events."""
+    url = f"sqlite:///{tmp_path}/store.db"
+    async with running(card, tokenizer, store=url, open=True, usage={"outbox": tmp_path / "usage"}) as stack:
+        stack.say("Hello world!")
+        answer = (await stack.chat()).json()
+        async with await open_store(url) as store:
+
+            async def rows():
+                async with store.read() as connection:
+                    return (await connection.execute(select(usage_records))).mappings().all()
+
+            await eventually(rows)
+            (row,) = await rows()
+    assert row["user_id"] == str(UUID(int=0))
+    assert Usage(row["input_tokens"], row["output_tokens"]) == told(answer)
+    assert (row["key_id"], row["price_id"], row["cost_micros"]) == (None, None, 0)
+    assert list((tmp_path / "usage").iterdir()) == []

@@ -577,14 +577,6 @@ async def test_an_error_after_the_200_is_an_event(slow):
     await client.close()
 
 
-async def test_a_client_that_leaves_a_silent_stream_frees_its_slot(slow):
-    async with slow.client.stream("POST", CHAT, json={**slow.chat_body, "stream": True}) as response:
-        async for line in response.aiter_lines():
-            assert line == ": keep-alive"
-            break
-    await slow.idle()
-
-
 async def test_a_quick_stream_has_no_comment(card, tokenizer):
     async with running(card, tokenizer, timeouts={"keepalive": f"{GENEROUS}s"}) as stack:
         stack.say("Hello")
