@@ -19,6 +19,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,), "float": (int, float), "bool": (bool,), "str": (str,), "list": (list, tuple),
     "dict": (Mapping,), "config": (Mapping,), "switch": (bool, str),
 }  # fmt: skip
+#: Speculations that may run inside the model -> the field of 1.2 that switches this off.
+_ONE_MODEL = {"MTP": "mtp_eagle_one_model", "Eagle3": "eagle3_one_model"}
 _GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048)
 
 
@@ -238,13 +240,16 @@ def _check_rules(arguments: Mapping[str, Any], minor: tuple[int, int]) -> None:
     # (cpp/tensorrt_llm/kernels/kvCacheUtils.h).
     if tokens and tokens.bit_count() != 1 and arguments.get("attn_backend", "TRTLLM") == "TRTLLM":
         raise InputError(f"kv_cache_config.tokens_per_block is {tokens}; it must be a power of two, such as 32.")
-    _check_speculation(arguments.get("speculative_config") or {}, minor)
+    speculative = arguments.get("speculative_config") or {}
+    _check_speculation(speculative, minor)
+    if speculative and arguments.get("pipeline_parallel_size", 1) > 1:
+        _check_stages(speculative, minor)
     if arguments.get("sampler_type") == "TRTLLMSampler":
-        kind = (arguments.get("speculative_config") or {}).get("decoding_type")
+        kind = speculative.get("decoding_type")
         if kind in ("MTP", "Eagle3"):
             raise InputError(f"TensorRT-LLM starts no engine of {kind} with TRTLLMSampler; leave llm.sampler_type out.")
     if arguments.get("guided_decoding_backend") and minor >= (1, 3):
-        _check_grammars(arguments.get("speculative_config") or {})
+        _check_grammars(speculative)
     graphs = arguments.get("cuda_graph_config") or {}
     sizes = graphs.get("batch_sizes")
     # 1.2 compares batch_sizes with its own list (TorchLlmArgs.validate_cuda_graph_config).
@@ -283,6 +288,21 @@ def _check_speculation(speculative: Mapping[str, Any], minor: tuple[int, int]) -
     _check_schedule(speculative, minor)
 
 
+def _check_stages(speculative: Mapping[str, Any], minor: tuple[int, int]) -> None:
+    """Raise InputError for speculation that a release does not have over several pipeline stages.
+
+    A drafter outside the model ends the start (`_torch/pyexecutor/py_executor.py`, "Drafting is not
+    supported for selected executor loop"). 1.3.0rc29 has no speculation over stages at all
+    (feature-combination-matrix).
+    """
+    kind = speculative["decoding_type"]
+    if minor >= (1, 3) or kind not in _ONE_MODEL or speculative.get(_ONE_MODEL[kind]) is False:
+        raise InputError(
+            f"TensorRT-LLM {minor[0]}.{minor[1]} has no {kind} speculation over pipeline stages; use --tp instead of "
+            "--pp, or leave llm.speculative_config out."
+        )
+
+
 def _check_grammars(speculative: Mapping[str, Any]) -> None:
     """Raise InputError for speculation with which 1.3 does not start an engine that has grammars."""
     kind = speculative.get("decoding_type")
@@ -305,7 +325,7 @@ def _check_schedule(speculative: Mapping[str, Any], minor: tuple[int, int]) -> N
     schedule, path = speculative.get("draft_len_schedule"), "speculative_config.draft_len_schedule"
     if schedule and minor >= (1, 3):
         raise FieldError(path, f"{path} has another meaning in 1.3 than in 1.2; use max_concurrency, or leave it out.")
-    one_model = {"MTP": "mtp_eagle_one_model", "Eagle3": "eagle3_one_model"}.get(speculative.get("decoding_type", ""))
+    one_model = _ONE_MODEL.get(speculative.get("decoding_type", ""))
     for name in ("draft_len_schedule", "max_concurrency"):
         if one_model and speculative.get(name) and minor < (1, 3) and speculative.get(one_model) is not False:
             path = f"speculative_config.{name}"

@@ -300,6 +300,22 @@ def test_the_sampler_that_cannot_speculate_is_refused(speculative):
     check_llm_args({**arguments, "sampler_type": "auto"}, "1.2.1")
 
 
+@pytest.mark.parametrize(("speculative", "version"), [
+    (NGRAM4, "1.2.1"), ({**EAGLE3, "eagle3_one_model": False, **DRAFT}, "1.2.1"), (NGRAM4, "1.3.0rc29"),
+    (MTP, "1.3.0rc29"),
+])  # fmt: skip
+def test_speculation_over_pipeline_stages_is_refused(speculative, version):
+    """Both releases' `_torch/pyexecutor/py_executor.py`: "Drafting is not supported for selected executor loop"
+    (#9009); 1.3.0rc29, feature-combination-matrix: no speculation with pipeline parallelism. 1.2's tests have MTP with
+    4 stages (tests/integration/defs/accuracy/test_llm_api_pytorch.py, test_bfloat16_4gpus).
+    """
+    arguments = {"speculative_config": speculative, "pipeline_parallel_size": 2}
+    with pytest.raises(InputError, match=r"speculation over pipeline stages; use --tp instead of --pp"):
+        check_llm_args(arguments, version)
+    check_llm_args({**arguments, "pipeline_parallel_size": 1}, version)
+    check_llm_args({**arguments, "speculative_config": MTP}, "1.2.1")
+
+
 def test_what_a_release_has_no_more_is_left_out_where_nothing_is_lost():
     arguments = {"sampler_type": "TRTLLMSampler", "kv_cache_config": {"onboard_blocks": True, "max_tokens": 64}}
     assert arguments_for_release(arguments, (1, 2)) == arguments
