@@ -244,6 +244,11 @@ def _check_rules(arguments: Mapping[str, Any], minor: tuple[int, int]) -> None:
     _check_speculation(speculative, minor)
     if speculative and arguments.get("pipeline_parallel_size", 1) > 1:
         _check_stages(speculative, minor)
+    # Each request must have this width (`_torch/pyexecutor/py_executor.py`, _validate_request).
+    if arguments.get("max_beam_width", 1) != 1:
+        raise InputError(
+            "With max_beam_width above 1, TensorRT-LLM refuses requests without beam search; leave it out."
+        )
     if arguments.get("sampler_type") == "TRTLLMSampler":
         kind = speculative.get("decoding_type")
         if kind in ("MTP", "Eagle3"):

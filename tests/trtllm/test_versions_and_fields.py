@@ -111,6 +111,8 @@ SPECULATIONS = "NGram, MTP, Eagle3, Draft_Target, AUTO, SaveState"
         ({"generation_config": "trtllm"}, r"1\.2 has no field generation_config"),
         ({"moe_config": {"backend": "AUTO"}}, "takes CUTLASS, CUTEDSL, WIDEEP, TRTLLM, DEEPGEMM, VANILLA, TRITON"),
         ({"kv_cache_config": {"max_attention_window": [0]}}, "max_attention_window"),
+        # _torch/pyexecutor/py_executor.py: "Request beam width 1 is not equal to max_beam_width 4"
+        ({"max_beam_width": 4}, "refuses requests without beam search; leave it out"),
         # cpp/tensorrt_llm/kernels/kvCacheUtils.h, KVBlockArray: "tokensPerBlock must be power of 2"
         ({"kv_cache_config": {"tokens_per_block": 48}}, "tokens_per_block is 48; it must be a power of two"),
     ],
