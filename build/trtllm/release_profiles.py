@@ -16,7 +16,7 @@ from typing import Any
 
 from llmops.build.quant_formats import removal_reason
 from llmops.build.trtllm.image_selection import release_of
-from llmops.build.trtllm.llm_args import arguments_for_release, release_neutral
+from llmops.build.trtllm.llm_args import arguments_for_release
 from llmops.errors import InputError
 
 _STATS = "enable_iter_perf_stats"
@@ -98,7 +98,11 @@ def _profile(arguments: dict[str, Any], minor: tuple[int, int], quant: str) -> R
         # With "auto", the engine would fill in missing sampling settings from
         # generation_config.json, which is the gateway's task.
         wishes = {"generation_config": "trtllm", **stats}
-        return ReleaseProfile(minor, resolved, wishes, _sampling_1_3(arguments), log_probs=0)
+        speculative = resolved.get("speculative_config") or {}
+        # _torch/speculative/mtp_dynamic_tree.py, "greedy only"
+        greedy_only = speculative.get("decoding_type") == "MTP" and bool(speculative.get("use_dynamic_tree"))
+        sampling = _sampling_1_3(speculative)
+        return ReleaseProfile(minor, resolved, wishes, sampling, log_probs=0, greedy_only=greedy_only)
     if _one_model(resolved):
         # Before 1.3, speculation without allow_advanced_sampling samples the most likely token at
         # every temperature (_torch/speculative/interface.py, _sample_tokens_for_batch), and MTP does
@@ -145,13 +149,13 @@ def _has_full_sampler(arguments: Mapping[str, Any]) -> bool:
     return chosen and not arguments.get("speculative_config")
 
 
-def _sampling_1_3(arguments: Mapping[str, Any]) -> SamplerSupport:
+def _sampling_1_3(speculative: Mapping[str, Any]) -> SamplerSupport:
     """Return the sampling parameters that 1.3 supports.
 
-    Speculation inside the model refuses min_p, and counts tokens for penalties only if configured.
+    Speculation inside the model refuses min_p, and counts tokens for penalties only if configured,
+    and not for a dynamic tree.
     """
-    speculative = release_neutral(arguments).get("speculative_config")
     if not speculative:
         return SamplerSupport()
-    penalties = bool(speculative.get("enable_penalty"))
+    penalties = bool(speculative.get("enable_penalty")) and not speculative.get("use_dynamic_tree")
     return SamplerSupport(min_p=False, penalties=penalties, logit_bias=False, top_logprobs=False, prompt_logprobs=False)

@@ -339,6 +339,20 @@ def test_the_sampler_is_chosen_at_start_and_only_where_there_is_one():
     assert [stats.items() <= one.wishes.items() for one in (old, new)] == [True, True]
 
 
+def test_dynamic_trees_sample_as_1_3_documents():
+    """1.3.0rc29, feature-combination-matrix, "Yes (MTP dynamic tree: greedy only)", and features/sampling: "Tree
+    speculation (a dynamic tree) is not supported and such requests are rejected even when the flag is on".
+    """
+    tree = {"use_dynamic_tree": True, "dynamic_tree_max_topK": 4, "enable_penalty": True, **DRAFT}
+    found = {}
+    for kind in ("MTP", "Eagle3"):
+        profile = profile_of_release({"speculative_config": {"decoding_type": kind, **tree}}, "1.3.0rc29")
+        found[kind] = (profile.greedy_only, profile.sampling.penalties)
+    assert found == {"MTP": (True, False), "Eagle3": (False, False)}
+    plain = profile_of_release({"speculative_config": {**MTP, "enable_penalty": True}}, "1.3.0rc29")
+    assert (plain.greedy_only, plain.sampling.penalties) == (False, True)
+
+
 def test_int8_weight_only_ends_with_1_2():
     profile_of_release({}, "1.2.1", "int8_wo")
     says = r"1\.3 loads no INT8 weight-only checkpoint; build it again with fp8 or int4_awq"

@@ -81,7 +81,8 @@ _NOT_COMPUTED = -9999.0
 #: Rejection of a temperature by an engine that always takes the most likely token.
 GREEDY_ONLY = (
     "this engine's speculation always takes the most likely token; send temperature 0, serve MTP with "
-    "TensorRT-LLM 1.3, or build the engine without speculative_config.allow_advanced_sampling=false"
+    "TensorRT-LLM 1.3 and without use_dynamic_tree, or build the engine without "
+    "speculative_config.allow_advanced_sampling=false"
 )
 #: Beginnings of the messages of CUDA errors, from torch and from the library's own code (1.2.1
 #: cpp/include/tensorrt_llm/common/cudaUtils.h, check).
