@@ -50,6 +50,8 @@ def run(plan, text):
         ('{{ tools }} {"name": function name, "parameters": dictionary of argument name and its value}', "llama3"),
         ("{{ tools }} [func_name1(params_name1=params_value1, params_name2=…)] <|python_tag|>", "pythonic"),
         ("{{ tools }} <|python_start|>", "pythonic"),
+        ("{{ tools }} <|python_tag|>", "llama3"),
+        ("{{ tools }} <｜tool▁call▁begin｜>", "deepseek"),
         ("{{ tools }} nothing known", None),
         ("{{ messages }}", "hermes"),
     ],

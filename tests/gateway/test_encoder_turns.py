@@ -24,14 +24,12 @@ class HeldTriton:
     def __init__(self) -> None:
         self.came = []
         self._held: list[asyncio.Future[None]] = []
-        self.most = 0
 
     async def infer(self, request):
         ids = np.frombuffer(request.raw_input_contents[0], np.int32).reshape(request.inputs[0].shape)[:, 0]
         self.came.append(ids.tolist())
         held = asyncio.get_running_loop().create_future()
         self._held.append(held)
-        self.most = max(self.most, sum(not one.done() for one in self._held))
         await held
         return service_pb2.ModelInferResponse(raw_output_contents=[ids.astype(np.float32).tobytes()])
 
@@ -52,23 +50,32 @@ def encoder(triton: HeldTriton, queued: int = 1000) -> TritonEncoder:
     return TritonEncoder(triton.infer, "tiny-embedding", card, queued)
 
 
-def asked(made: TritonEncoder, first: int, rows: int, caller: str) -> asyncio.Task:
-    return asyncio.ensure_future(made.run([[first + at] for at in range(rows)], caller=caller))
+async def asked(made: TritonEncoder, first: int, rows: int, caller: str) -> asyncio.Task:
+    return await begun(made.run([[first + at] for at in range(rows)], caller=caller))
+
+
+async def begun(run) -> asyncio.Task:
+    """A request that has sent all that it may send before an answer."""
+    task = asyncio.ensure_future(run)
+    await settle()
+    return task
+
+
+async def answered(triton: HeldTriton, *tasks: asyncio.Task) -> None:
+    """Answer batches until these requests are done."""
+    while not all(task.done() for task in tasks):
+        await triton.answer()
 
 
 async def test_triton_has_two_batches_and_callers_take_turns_for_the_next():
     triton = HeldTriton()
     made = encoder(triton)
-    large = asked(made, 0, 10 * BATCH, "a")
-    await settle()
+    large = await asked(made, 0, 10 * BATCH, "a")
     assert len(triton.came) == 2, "the one it runs and the next"
-    small = asked(made, 200, 1, "b")
-    await settle()
-    while not small.done():
-        await triton.answer()
+    small = await asked(made, 200, 1, "b")
+    await answered(triton, small)
     assert triton.came.index([200]) == 3, "the one turn of the large request that was before it"
-    while not large.done():
-        await triton.answer()
+    await answered(triton, large)
     assert (await large)[:, 0].tolist() == [*range(10 * BATCH)]
     assert (await small)[:, 0].tolist() == [200]
 
@@ -76,12 +83,8 @@ async def test_triton_has_two_batches_and_callers_take_turns_for_the_next():
 async def test_requests_of_one_caller_take_turns():
     triton = HeldTriton()
     made = encoder(triton)
-    large = [asked(made, 0, 10 * BATCH, "a/key") for _ in range(2)]
-    await settle()
-    small = asked(made, 200, 1, "a/key")
-    await settle()
-    while not small.done():
-        await triton.answer()
+    large = [await asked(made, 0, 10 * BATCH, "a/key") for _ in range(2)]
+    await answered(triton, await asked(made, 200, 1, "a/key"))
     assert triton.came.index([200]) <= 5, "two batches of each large request, and one that was next"
     for one in large:
         one.cancel()
@@ -91,17 +94,13 @@ async def test_long_texts_fill_a_batch_by_their_tokens():
     """Before, a text waited for three batches of any length: for 15 s behind texts of 240 tokens."""
     triton = HeldTriton()
     made = encoder(triton)
-    large = asyncio.ensure_future(made.run([[at] * (BATCH_TOKENS // 2) for at in range(2 * BATCH)], caller="a"))
-    await settle()
+    large = await begun(made.run([[at] * (BATCH_TOKENS // 2) for at in range(2 * BATCH)], caller="a"))
     assert triton.came == [[0, 1], [2, 3]]
-    while not large.done():
-        await triton.answer()
+    await answered(triton, large)
     assert (await large)[:, 0].tolist() == [*range(2 * BATCH)]
-    longest = asyncio.ensure_future(made.run([[1] * 2 * BATCH_TOKENS, [2] * BATCH_TOKENS, [3], [4]]))
-    await settle()
+    longest = await begun(made.run([[1] * 2 * BATCH_TOKENS, [2] * BATCH_TOKENS, [3], [4]]))
     assert triton.came[-2:] == [[1], [2]], "one text longer than a batch, and the texts behind wait for its slots"
-    while not longest.done():
-        await triton.answer()
+    await answered(triton, longest)
     assert triton.came[-1] == [3, 4]
 
 
@@ -118,12 +117,9 @@ async def test_texts_that_filters_judge_take_turns():
         embed=lambda rows, caller="": made.run(rows, caller=caller),
     )
     embed = text_embedder(SimpleNamespace(get=lambda name, caller: model))
-    long = [asyncio.ensure_future(embed("m", ["1"] * 40)) for _ in range(2)]
-    await settle()
-    others = asyncio.ensure_future(embed("m", ["200"]))
-    await settle()
-    while not others.done():
-        await triton.answer()
+    long = [await begun(embed("m", ["1"] * 40)) for _ in range(2)]
+    others = await begun(embed("m", ["200"]))
+    await answered(triton, others)
     assert (await others)[:, 0].tolist() == [200]
     assert triton.came.index([200]) <= 5
     for one in long:
@@ -133,11 +129,9 @@ async def test_texts_that_filters_judge_take_turns():
 async def test_small_requests_are_all_there_for_triton_to_put_together():
     triton = HeldTriton()
     made = encoder(triton)
-    many = [asked(made, at, 1, "a") for at in range(2 * BATCH + 1)]
-    await settle()
+    many = [await asked(made, at, 1, "a") for at in range(2 * BATCH + 1)]
     assert len(triton.came) == 2 * BATCH
-    while not all(one.done() for one in many):
-        await triton.answer()
+    await answered(triton, *many)
     assert [(await one)[0, 0] for one in many] == [*range(2 * BATCH + 1)]
 
 
@@ -145,35 +139,25 @@ async def test_no_client_fills_the_queue():
     triton = HeldTriton()
     made = encoder(triton, queued=16)
     # 2 * BATCH are anybody's; of the 16 behind them one client has half
-    first = [asked(made, 0, BATCH, "a") for _ in range(4)]
-    await settle()
+    first = [await asked(made, 0, BATCH, "a") for _ in range(4)]
     with pytest.raises(UnavailableError, match="Too many inputs wait for the model 'tiny'") as refused:
-        await asked(made, 0, 1, "a")
+        await (await asked(made, 0, 1, "a"))
     assert (refused.value.code, refused.value.retry_after) == ("overloaded", 1)
-    other = asked(made, 100, BATCH, "b")
-    await settle()
-    while not all(one.done() for one in (*first, other)):
-        await triton.answer()
-    alone = asked(made, 0, 100, "a")
-    await settle()
-    while not alone.done():
-        await triton.answer()
+    await answered(triton, *first, await asked(made, 100, BATCH, "b"))
+    alone = await asked(made, 0, 100, "a")
+    await answered(triton, alone)
     assert len(await alone) == 100, "a request alone is never too long"
 
 
 async def test_what_a_failed_request_still_had_to_send_is_not_sent():
     triton = HeldTriton()
     made = encoder(triton)
-    broken = asked(made, 0, 10 * BATCH, "a")
-    await settle()
+    broken = await asked(made, 0, 10 * BATCH, "a")
     await triton.answer(EngineError("it broke"))
     with pytest.raises(EngineError):
         await broken
     came = len(triton.came)
-    after = asked(made, 0, 2 * BATCH, "a")
-    await settle()
-    while not after.done():
-        await triton.answer()
+    await answered(triton, await asked(made, 0, 2 * BATCH, "a"))
     assert len(triton.came) == came + 2
 
 

@@ -20,12 +20,6 @@ KNOWS = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}" + PLAIN
 TEMPLATES = {
     "fallback": PLAIN,
     "hermes": KNOWS + "{# <tool_call> #}",
-    "llama3": KNOWS + "{# <|python_tag|> #}",
-    "mistral": KNOWS + "{# [TOOL_CALLS] #}",
-    "pythonic": KNOWS + "{# [func_name1(params_name1=params_value1)] #}",
-    "qwen_coder": KNOWS + "{# <tool_call>\n<function=name> #}",
-    "glm": KNOWS + "{# <tool_call>name <arg_key> #}",
-    "deepseek": KNOWS + "{# <｜tool▁call▁begin｜> #}",
     "harmony": KNOWS.replace("<assistant>", "<|start|>assistant") + "{# <|channel|>final<|message|> #}",
     "text arguments": "{{ tools }}{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
     "{{ '<call>' + c.function.arguments + '</call>' }}{% endfor %}{% endfor %}",
@@ -35,14 +29,6 @@ TEMPLATES = {
 SAYS = {
     "fallback": 'Well.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>',
     "hermes": 'Well.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>',
-    "llama3": 'Well. {"name": "get_weather", "parameters": {"city": "Paris"}}',
-    "mistral": 'Well.[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}}]',
-    "pythonic": 'Well. [get_weather(city="Paris")]',
-    "qwen_coder": "Well.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n"
-    "</tool_call>",
-    "glm": "Well.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>",
-    "deepseek": "Well.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
-    '{"city": "Paris"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
     # without <|end|>, which is the end of text to this tokenizer
     "harmony": "<|channel|>analysis<|message|>hm<|start|>assistant<|channel|>commentary<|message|>Well."
     "<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
@@ -70,7 +56,7 @@ def prompt_of(stack):
 
 
 @pytest.mark.parametrize(("model", "text"), list(SAYS.items()), indirect=["model"], ids=list(SAYS))
-async def test_a_call_in_each_family(model, text):
+async def test_a_call(model, text):
     model.say(text)
     whole = (await model.chat(tools=TOOLS)).json()["choices"][0]
     assert (whole["message"]["content"], whole["finish_reason"]) == ("Well.", "tool_calls")

@@ -49,6 +49,8 @@ class PageServer(ThreadingHTTPServer):
     `page` returns None if it has written the answer by itself.
     """
 
+    request_queue_size = 128
+
     def __init__(self, page: Callable[[Request], Page | None]) -> None:
         super().__init__(("127.0.0.1", 0), Request)
         self.page = page
