@@ -212,7 +212,12 @@ TABLES: dict[str, Table] = {
     "speculative": SPECULATIVE,
     "attention_dp": {
         "enable_balance": _bool(), "timeout_iters": _int(50), "batching_wait_iters": _int(10),
-        **_later("bool", "enable_kv_cache_aware_routing"),
+        **_later("bool", "enable_kv_cache_aware_routing", "kv_cache_routing_account_for_in_transfer",
+                 "kv_cache_routing_cold_start_warmup", "kv_cache_routing_conversation_affinity"),
+        **_later("float", "kv_cache_routing_fair_share_multiplier", "kv_cache_routing_load_balance_weight",
+                 "kv_cache_routing_match_rate_threshold"),
+        **_later("int", "kv_cache_routing_max_sessions"),
+        "kv_cache_routing_new_conv_placement": _str("round_robin", "least_queued", "least_tokens", since=_LATER),
     },
     "scheduler": {
         "capacity_scheduler_policy": _str("GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"),

@@ -172,7 +172,13 @@ LATER = {
     "kv_cache_config": {"max_util_for_resume": 0.9, "use_kv_cache_manager_v2": "auto", "dtype": "fp8_ds_mla"},
     "scheduler_config": {"context_chunking_policy": "FORCE_CHUNK", "waiting_queue_policy": "priority"},
     "moe_config": {"backend": "MARLIN"},
-    "attention_dp_config": {"enable_kv_cache_aware_routing": True},
+    # developer-guide/telemetry of 1.3.0rc29
+    "attention_dp_config": {
+        "enable_kv_cache_aware_routing": True,
+        "kv_cache_routing_match_rate_threshold": 0.2,
+        "kv_cache_routing_max_sessions": 64,
+        "kv_cache_routing_new_conv_placement": "least_tokens",
+    },
     "speculative_config": {"decoding_type": "DFlash", "acceptance_rate_threshold": 0.5, **DRAFT},
 }
 
