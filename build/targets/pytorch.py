@@ -77,6 +77,10 @@ def _check_model_limits(request: BuildRequest, arguments: Mapping[str, Any]) -> 
             f"On Hopper the KV-cache blocks of this model have {_MLA_BLOCK} tokens whatever is set; set "
             f"kv_cache_config.tokens_per_block to {_MLA_BLOCK}."
         )
+    # `_torch/modules/attention.py`: below Blackwell, sparse attention is forward_sparse_mla_kvcache_bf16,
+    # which stops at "flash_mla kernel requires KV cache in BFloat16" (NVIDIA/Model-Optimizer #763).
+    if architecture.family == "deepseek_v32" and request.kv_cache == "fp8" and gpu and not _is_blackwell(gpu):
+        raise InputError("TensorRT-LLM has no FP8 KV cache on Hopper for this model; use --kv-cache auto.")
     # 1.3.0rc29, supported-models.md, footnote of Glm4MoeForCausalLM
     if architecture.family == "glm4_moe" and arguments.get("guided_decoding_backend") == "llguidance":
         raise InputError("llguidance does not work with GLM 4 in TensorRT-LLM; leave llm.guided_decoding_backend out.")

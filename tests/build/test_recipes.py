@@ -109,6 +109,7 @@ speculative_config:
   max_draft_len: 4
 stream_interval: 10
 """
+EIGHT = "--tp 8 --ep 8"
 
 
 @pytest.fixture
@@ -185,8 +186,13 @@ def test_a_field_that_the_model_cannot_have_is_refused(hub_id, gpu, setting, say
     # "WFP4A16 MoE is unsupported on SM89" (#6717)
     ("openai/gpt-oss-20b", "--gpu l4", "no kernels for mxfp4 experts; name an H100 or H200"),
     ("Qwen/Qwen3-8B", "--gpu b200-sxm --quant fp8_pc_pt", "no kernels for fp8_pc_pt weights; use --quant fp8, or name"),
+    # "flash_mla kernel requires KV cache in BFloat16" (NVIDIA/Model-Optimizer #763, on 8 x H200)
+    ("deepseek-ai/DeepSeek-V3.2", f"--gpu h200-sxm {EIGHT} --kv-cache fp8", "no FP8 KV cache on Hopper"),
+    ("deepseek-ai/DeepSeek-V3.2", f"--gpu h200-sxm {EIGHT}", ""),
+    ("deepseek-ai/DeepSeek-V3.2", f"--gpu b200-sxm {EIGHT} --kv-cache fp8", ""),
+    ("deepseek-ai/DeepSeek-R1-0528", f"--gpu h200-sxm {EIGHT} --kv-cache fp8", ""),
 ])  # fmt: skip
-def test_a_gpu_without_kernels_for_the_weights_is_refused(hub_id, words, says):
+def test_a_gpu_without_kernels_is_refused(hub_id, words, says):
     error = dry_run(hub_id, *words.split())[1]
     assert says in error if says else not error
 
