@@ -12,6 +12,14 @@ _DELTA_NET = {
     "linear_num_value_heads": 8, "linear_num_key_heads": 4, "linear_value_head_dim": 32, "linear_key_head_dim": 32,
     "linear_conv_kernel_dim": 4,
 }  # fmt: skip
+_ROUTED = {
+    "moe_intermediate_size": 256, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+    "first_k_dense_replace": 1, "n_shared_experts": 1,
+}  # fmt: skip
+_DEEPSEEK = {
+    **_ROUTED, "num_key_value_heads": 8, "q_lora_rank": 64, "kv_lora_rank": 64, "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32, "v_head_dim": 32,
+}  # fmt: skip
 TEMPLATE = "{{ bos_token }}{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}> "
 CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {"bos_token_id": 1, "eos_token_id": 2}),
@@ -24,18 +32,11 @@ CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("Gemma2Config", {"head_dim": 32, "sliding_window": 128}),
     "gemma3": ("Gemma3TextConfig", {"head_dim": 32, "sliding_window": 128}),
     "phi3": ("Phi3Config", {"pad_token_id": 0}),
-    "deepseek_v3": ("DeepseekV3Config", {
-        "num_key_value_heads": 8, "moe_intermediate_size": 256, "n_routed_experts": 4, "num_experts_per_tok": 2,
-        "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 64, "kv_lora_rank": 64,
-        "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32, "n_shared_experts": 1}),
+    "deepseek_v3": ("DeepseekV3Config", _DEEPSEEK),
     "deepseek_v32": ("DeepseekV3Config", {
-        "num_key_value_heads": 8, "moe_intermediate_size": 256, "n_routed_experts": 4, "num_experts_per_tok": 2,
-        "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 64, "kv_lora_rank": 64,
-        "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32, "n_shared_experts": 1, "index_n_heads": 4,
-        "index_head_dim": 32, "index_topk": 64, "architectures": ["DeepseekV32ForCausalLM"]}),
-    "glm4_moe": ("Glm4MoeConfig", {
-        "head_dim": 32, "moe_intermediate_size": 256, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
-        "topk_group": 1, "first_k_dense_replace": 1, "n_shared_experts": 1}),
+        **_DEEPSEEK, "index_n_heads": 4, "index_head_dim": 32, "index_topk": 64,
+        "architectures": ["DeepseekV32ForCausalLM"]}),
+    "glm4_moe": ("Glm4MoeConfig", {"head_dim": 32, **_ROUTED}),
     "minimax_m2": ("MiniMaxM2Config", {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "llama4": ("Llama4TextConfig", {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 1,
                                     "intermediate_size_mlp": 512, "interleave_moe_layer_step": 1}),

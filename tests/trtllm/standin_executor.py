@@ -291,7 +291,6 @@ class Executor:
         self.max_input_len = 100
         self.manager = KVCacheEventManager(executor_config.kv_cache_config.event_buffer_max_size)
         self.manager.add("Created", num_blocks_per_cache_level=[100, 0])
-        self.requests: list[Request] = []
         self._active: dict[int, _Running] = {}
         self._cancelled: set[int] = set()
         self._ready: list[Response] = []
@@ -318,7 +317,6 @@ class Executor:
     def enqueue_request(self, request: Request) -> int:
         self._leader()
         self._number += 1
-        self.requests.append(request)
         _check(not request.sampling_config.min_tokens or (request.end_id or -1) >= 0,
                "the minimum-length penalty writes logits[endId], and -1 is not in the vocabulary")  # fmt: skip
         if len(request.input_token_ids) > self.max_input_len:

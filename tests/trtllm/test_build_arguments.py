@@ -229,10 +229,13 @@ def prepare(spec: BuildSpec, says: str = ""):
         return get_target(spec.target).prepare(spec, open_checkpoint(spec.checkpoint))
 
 
+TWO_WINDOWS = {"num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3}
+
+
 @pytest.mark.parametrize(
     ("family", "change", "options", "expected"),
     [
-        ("gemma3", {"layer_types": ["sliding_attention", "full_attention"] * 3}, {}, ("128,512", "false")),
+        ("gemma3", TWO_WINDOWS, {}, ("128,512", "false")),
         ("gemma2", {}, {"max_seq_len": 128}, (None, None)),
         ("gemma2", {}, {"options": {"serve.enable_kv_cache_reuse": "true"}}, ("128,512", "true")),
         ("mistral", {"sliding_window": 64}, {}, ("64", None)),
@@ -244,12 +247,8 @@ def test_the_backend_gets_the_windows_of_layers(tmp_path, family, change, option
     `--max_attention_window_size 512 512 512 512 512 3100` and without reuse, which with several
     windows cost accuracy until TensorRT-LLM #10875 (January 2026).
     """
-    folder = write_checkpoint(tmp_path / "tiny", family)
-    config = json.loads((folder / "config.json").read_text())
-    layers = {"num_hidden_layers": len(change["layer_types"])} if "layer_types" in change else {}
-    (folder / "config.json").write_text(json.dumps({**config, **change, **layers}))
-    spec = BuildSpec(str(folder), tmp_path / "engine", "tensorrt", **options)
-    made = prepare(spec)
+    folder = write_checkpoint(tmp_path / "tiny", family, **change)
+    made = prepare(BuildSpec(str(folder), tmp_path / "engine", "tensorrt", **options))
     assert (made.serve.get("max_attention_window_size"), made.serve.get("enable_kv_cache_reuse")) == expected
 
 
@@ -275,10 +274,7 @@ def test_what_the_runtime_would_not_load_is_refused(tmp_path, length, pp, option
     Its attention takes the window `(firstLayerId + i) % length` of a stage's layer i (transformerBuffers.cpp), its
     caches that of `i % length` (kvCacheManager.cpp, groupLayersByWindowSize): alike if a stage is a multiple.
     """
-    folder = write_checkpoint(tmp_path / "tiny", "gemma3")
-    config = json.loads((folder / "config.json").read_text())
-    layers = {"num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3}
-    (folder / "config.json").write_text(json.dumps({**config, **layers}))
+    folder = write_checkpoint(tmp_path / "tiny", "gemma3", **TWO_WINDOWS)
     prepare(BuildSpec(str(folder), tmp_path / "engine", "tensorrt", max_seq_len=length, pp=pp, options=options), says)
 
 
@@ -335,10 +331,8 @@ def test_a_window_that_the_pytorch_backend_ignores_is_refused(tmp_path, family, 
     Phi3Attention and QwenAttention hand on none (_torch/models/modeling_phi3.py and modeling_qwen.py, as late as
     after 1.3.0rc29 for Qwen); Gemma3Attention always did.
     """
-    folder = write_checkpoint(tmp_path / "tiny", family)
-    config = json.loads((folder / "config.json").read_text())
-    windows = {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 0, "layer_types": None}
-    (folder / "config.json").write_text(json.dumps({**config, **windows}))
+    windows = {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 0}
+    folder = write_checkpoint(tmp_path / "tiny", family, **windows)
     image = {"image": "trtllm-1.3"} if version.startswith("1.3") else {}
     says = "only to the last 64 tokens.*--max-seq-len 64, or use --target tensorrt" if ignored else ""
     for length, refused_with in ((64, ""), (65, says)):
