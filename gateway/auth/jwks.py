@@ -184,6 +184,9 @@ class JwksCache:
             for key in keys
             if isinstance(key, dict) and _is_signing_key(key)
         ]
+        if not fit:
+            # An issuer that is about to start or fails may publish an empty set for a moment.
+            raise ValueError("the response has no key of a supported type and size")
         by_id: dict[str | None, list[dict[str, Any]]] = {None: fit} if len(fit) == 1 else {}
         for key in fit:
             if isinstance(key.get("kid"), str):

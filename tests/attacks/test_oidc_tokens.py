@@ -356,6 +356,16 @@ async def test_a_crowd_of_made_up_keys_is_bounded_and_its_refusal_is_not_remembe
         assert await outcome(cached, issuer.token("ec", "ES256")) == "caller"
 
 
+async def test_an_empty_key_set_takes_no_known_key_away(issuer, monkeypatch):
+    """Before the fix, made-up keys had the empty set read at once, and all good tokens got 401."""
+    async with tokens_at(issuer) as tokens:
+        assert await outcome(tokens, issuer.token()) == "caller"
+        monkeypatch.setattr(jwks_module, "MIN_REFRESH_INTERVAL", 0.1)
+        monkeypatch.setattr(issuer, "published", [])
+        await outcome(tokens, issuer.token("stranger", headers={"kid": "made-up"}))
+        assert await outcome(tokens, issuer.token()) == "caller"
+
+
 # -- key sets ----------------------------------------------------------------------------------------------------------
 
 
