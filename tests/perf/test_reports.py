@@ -4,7 +4,6 @@ import json
 import re
 import statistics
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given
@@ -21,6 +20,7 @@ from llmops.perf.report.compare import comparison_rows
 from llmops.perf.report.document import Document, read_document
 from llmops.perf.report.html_page import render_page
 from llmops.perf.report.summary import summarise
+from tests.support.page_reader import PageReader
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=2, max_size=200), st.sampled_from([50, 90, 95, 99]))
@@ -118,32 +118,10 @@ def test_a_file_that_is_no_report_is_refused(tmp_path, text):
         read_document(path)
 
 
-class Outside(HTMLParser):
-    """Collects what a page would load, and checks that every tag is closed."""
-
-    def __init__(self):
-        super().__init__()
-        self.loads, self.open = [], []
-
-    def handle_starttag(self, tag, attrs):
-        self.loads += [value for name, value in attrs if name in ("src", "href", "srcset")]
-        if tag not in ("meta", "link"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.loads += [value for name, value in attrs if name in ("src", "href", "srcset")]
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-
 def test_the_page_is_whole_and_loads_nothing():
     steps = [SweepStep(1.0, True, 1.0, 1.0, 10.0, 20.0, 9), SweepStep(2.0, False, 0.4, 1.5, 90.0, None, 9)]
     html = render_page(replace(document(*many(0.1), model="<script>alert(1)</script>"), sweep=steps))
-    reader = Outside()
-    reader.feed(html)
-    assert all(address.startswith("data:") for address in reader.loads)
-    assert reader.open == []
+    assert all(address.startswith("data:") for address in PageReader(html).loads)
     assert "<script" not in html
     assert not re.search(r"url\(|@import", html)
     assert html.count("<svg") == 6

@@ -1,7 +1,6 @@
 """The HTML page of a plan: what a reader finds on it, and that its figures are the plan's."""
 
 import re
-from html.parser import HTMLParser
 
 import pytest
 
@@ -15,6 +14,7 @@ from llmops.build.plan.speed.workload import PlanWorkload
 from llmops.build.plan.timing.roofline import RooflineTimes
 from llmops.build.quant_formats import FORMATS
 from llmops.html_pages.plots import BAR_WIDTH, stacked_bar
+from tests.support.page_reader import PageReader
 
 
 @pytest.fixture(scope="module")
@@ -27,35 +27,9 @@ def plan(models) -> PlanResult:
     return search_layouts(request, RooflineTimes)
 
 
-class Reader(HTMLParser):
-    """The text of each element by its tag; fails on a tag that is closed in the wrong order."""
-
-    VOID = ("meta", "link", "rect", "circle", "line", "polyline")
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.found: dict[str, list[str]] = {}
-        self.feed(text)
-        assert not self.open
-
-    def handle_starttag(self, tag, attrs):
-        if tag not in self.VOID:
-            self.open.append(tag)
-            self.found.setdefault(tag, []).append("")
-
-    def handle_endtag(self, tag):
-        if tag not in self.VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open:
-            self.found[self.open[-1]][-1] += data
-
-
 def test_the_answer_and_six_figures_stand_on_top(plan):
     text = render_page(plan)
-    read, best = Reader(text).found, plan.best
+    read, best = PageReader(text).found, plan.best
     assert read["h1"] == ["acme/seventy-b"]
     answer = re.search(r'class="answer">([^<]*)<', text).group(1)
     assert answer.startswith(f"{best.gpus} {best.gpu.name} GPU")

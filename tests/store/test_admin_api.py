@@ -229,6 +229,3 @@ async def test_a_gateway_has_it_behind_its_own_door_only_as_a_guest(url):
         assert (await client.get("/api/usage")).json()["of"] == "key"
         # asked of itself, with the caller's key; there is no Triton here
         assert (await client.get("/api/models")).json() == {"object": "list", "data": []}
-
-
-# -- whom the CLI can meet at a --url --------------------------------------------------------------------------------

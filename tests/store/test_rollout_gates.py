@@ -24,13 +24,8 @@ PAYLOAD = {
     "checksum": "85d557f47b",
     "metadata": {"test": "all", "token": "16688eb5e9f289f1991c"},
 }
-EVENT = {
-    "name": "podinfo",
-    "namespace": "test",
-    "phase": "Progressing",
-    "checksum": "85d557f47b",
-    "metadata": {"eventMessage": "Advance podinfo.test", "eventType": "Normal", "timestamp": "1578607635167"},
-}
+ADVANCE = {"eventMessage": "Advance podinfo.test", "eventType": "Normal", "timestamp": "1578607635167"}
+EVENT = {**PAYLOAD, "metadata": ADVANCE}
 NOTIFICATIONS = {"confirm-rollout", "pre-rollout", "rollout", "post-rollout", "event"}
 HOOKS = NOTIFICATIONS | {"confirm-traffic-increase", "confirm-promotion", "rollback"}
 
