@@ -263,13 +263,20 @@ _ALIASES = {alias: quant_format.name for quant_format in _ALL for alias in quant
 #: `quantization.py`.
 _NO_LINEAR_KERNELS = {"fp8_pc_pt": range(100, 120)}
 _NO_EXPERT_KERNELS = {"fp8_block": range(90), "mxfp4": range(90), "w4a8_awq": range(100, 130)}
+#: SM number of the first GPU with kernels for latent attention (MLA). Source: 1.3.0rc29's
+#: `examples/llm-api/llm_speculative_decoding.py`, run_MTP; `cpp/kernels/fmha_v2/setup.py`,
+#: enumerate_kernels. Elsewhere "Deepseek should be supported by fmha in context part" ends workers.
+_LATENT_ATTENTION_SM = 90
 
 
-def missing_kernels(quant_format: QuantFormat, sm: int, has_experts: bool) -> str:
+def missing_kernels(quant_format: QuantFormat, sm: int, has_experts: bool, has_mla: bool) -> str:
     """Return the kernels that TensorRT-LLM lacks on a GPU, such as "fp8_block experts", or "".
 
-    `sm` is the GPU's compute capability, and `has_experts` is True for a mixture of experts.
+    `sm` is the GPU's compute capability, `has_experts` is True for a mixture of experts, and
+    `has_mla` for latent attention.
     """
+    if has_mla and sm < _LATENT_ATTENTION_SM:
+        return "latent attention"
     if sm in _NO_LINEAR_KERNELS.get(quant_format.name, ()):
         return f"{quant_format.name} weights"
     lacks = has_experts and sm in _NO_EXPERT_KERNELS.get(quant_format.name, ())

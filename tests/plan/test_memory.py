@@ -126,6 +126,9 @@ def test_layers_with_a_sliding_window_keep_every_token(models):
         ("GPT_OSS_20B", "mxfp4", "a100-sxm", ParallelLayout(), "no kernels for mxfp4 experts on a100-sxm"),
         ("GPT_OSS_20B", "mxfp4", "b200-sxm", ParallelLayout(), None),
         ("LLAMA31_8B", "fp8_pc_pt", "b200-sxm", ParallelLayout(), "no kernels for fp8_pc_pt weights on b200-sxm"),
+        # 1.3.0rc29, llm_speculative_decoding.py: "only available on Hopper+ (SM>=90)"
+        ("DEEPSEEK_V3", "none", "l40s", ParallelLayout(tp=8), "no kernels for latent attention on l40s"),
+        ("DEEPSEEK_V3", "none", "h100-sxm", ParallelLayout(tp=8), None),
         ("LLAMA31_8B", "fp8_pc_pt", "l40s", ParallelLayout(), None),
         ("LLAMA31_8B", "none", "h100-sxm", ParallelLayout(tp=16), "does not fit a node of 8"),
         ("QWEN25_7B", "none", "h100-sxm", ParallelLayout(tp=8), "28 attention heads are not divisible by tp 8"),

@@ -90,7 +90,7 @@ def layout_problem(model: Architecture, precision: QuantFormat, gpu: GpuSpec, la
 def _hardware(model: Architecture, precision: QuantFormat, gpu: GpuSpec, layout: ParallelLayout) -> str | None:
     if gpu.sm < precision.sm:
         return f"{precision.name} needs SM{precision.sm}; {gpu.name} is SM{gpu.sm}"
-    if missing := missing_kernels(precision, gpu.sm, model.moe is not None):
+    if missing := missing_kernels(precision, gpu.sm, model.moe is not None, model.mla is not None):
         return f"TensorRT-LLM has no kernels for {missing} on {gpu.name}"
     if layout.tp > gpu.per_node:
         return f"tensor parallelism over {layout.tp} GPUs does not fit a node of {gpu.per_node}"

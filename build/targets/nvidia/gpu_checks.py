@@ -25,7 +25,7 @@ def check_gpu(request: BuildRequest) -> None:
             f"--quant {', '.join(others)}{' of the full-precision checkpoint' if request.is_prequantized else ''}."
         )
     _check_blackwell(request, gpu)
-    if missing := missing_kernels(precision, gpu.sm, arch.moe is not None):
+    if missing := missing_kernels(precision, gpu.sm, arch.moe is not None, arch.mla is not None):
         source = " of the full-precision checkpoint" if request.is_prequantized else ""
         remedy = "" if FAMILIES[arch.family].as_published else f"use --quant fp8{source}, or "
         raise InputError(
