@@ -231,9 +231,12 @@ def llm_args(request: BuildRequest, adapters: list[AdapterCheckpoint]) -> dict[s
     if request.checkpoint.architecture.recurrent:
         # _torch/pyexecutor/mamba_cache_manager.py, MambaHybridCacheManager, asserts this value.
         overrides = {"kv_cache_config.enable_block_reuse": False, **overrides}
-    if request.checkpoint.architecture.mla is not None:
+    is_sparse = request.checkpoint.architecture.family == "deepseek_v32"
+    if request.checkpoint.architecture.mla is not None and (is_sparse or not _is_blackwell(spec.gpu)):
         # On Hopper, blocks have 64 tokens whatever is set (_torch/pyexecutor/py_executor_creator.py,
-        # "for using FlashMLA"), and the events of the cache are read by the number that is set.
+        # "for using FlashMLA"), and the events of the cache are read by the number that is set. On
+        # Blackwell, NVIDIA/TensorRT-LLM #10261 (1.3.0rc0) removed the kernels of such blocks; the
+        # README of DeepSeek V3.2 sets 64.
         overrides = {"kv_cache_config.tokens_per_block": _MLA_BLOCK, **overrides}
     if request.weights == "fp8_block" and request.checkpoint.architecture.moe and _is_blackwell(spec.gpu):
         # 1.3.0rc29, deployment-guide-for-deepseek-r1-on-trtllm, "MoE Backend Support Matrix". The
