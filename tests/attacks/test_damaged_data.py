@@ -25,9 +25,6 @@ from llmops.gateway.interfaces import UsageEvent
 from llmops.gateway.usage.ledger_sink import write_events
 from llmops.store.factory import open_store
 from tests.attacks.harness import MIB, scaled
-from tests.store.conftest import own_postgres
-
-__all__ = ["own_postgres"]
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 
@@ -35,6 +32,11 @@ NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 def event(seq: int) -> UsageEvent:
     made = UsageEvent(str(uuid4()), "gw-1", seq, NOON, f"r-{seq}", "acme", str(UUID(int=7)), "key-a", "tiny", 37)
     return made._replace(output_tokens=7, cost_micros=3, price_id="p")
+
+
+@pytest.fixture(autouse=True)
+def nothing_rejected(monkeypatch):
+    monkeypatch.setattr(kafka_batches, "REJECTED", [])
 
 
 # -- the topic ---------------------------------------------------------------------------------------------------------
@@ -52,7 +54,6 @@ def _batch(offset: int, compressed: bool = False) -> bytearray:
 @pytest.mark.parametrize("damage", [None, "record", "checksum", "compressed"])
 def test_a_damaged_batch_is_passed_over_and_the_next_is_read(damage):
     """Before the fix, the ledger fetched a damaged batch again without end."""
-    kafka_batches.REJECTED.clear()
     first, second = _batch(10, damage == "compressed"), _batch(13)
     if damage == "record":
         first[-3] ^= 0xFF
@@ -69,7 +70,6 @@ def test_a_damaged_batch_is_passed_over_and_the_next_is_read(damage):
     assert offsets == [*([10, 11, 12] if damage is None else []), 13, 14, 15]
     reason = {None: [], "compressed": ["compressed batch"]}.get(damage, ["damaged batch"])
     assert [one for one, _ in kafka_batches.REJECTED] == reason
-    kafka_batches.REJECTED.clear()
 
 
 def _unreadable(offset: int, kind: str) -> bytes:
@@ -94,7 +94,6 @@ def _unreadable(offset: int, kind: str) -> bytes:
 @pytest.mark.parametrize("kind", ["old format", "more records", "no records", "back", "far ahead", "garbage"])
 def test_a_batch_that_cannot_be_read_is_passed_over(kind):
     """Before the fix, the ledger read such a batch again without end, or went on at another offset."""
-    kafka_batches.REJECTED.clear()
     records = kafka_batches.SafeRecords(_unreadable(10, kind) + bytes(_batch(13)))
     rejected = records.next_batch()
     assert list(rejected) == []
@@ -102,7 +101,6 @@ def test_a_batch_that_cannot_be_read_is_passed_over(kind):
     assert [one.offset for one in records.next_batch()] == [13, 14, 15]
     assert not records.has_next()
     assert len(kafka_batches.REJECTED) == 1
-    kafka_batches.REJECTED.clear()
 
 
 def test_no_flipped_bits_of_a_topic_end_the_reading() -> None:
@@ -115,7 +113,6 @@ def test_no_flipped_bits_of_a_topic_end_the_reading() -> None:
         records = kafka_batches.SafeRecords(bytes(damaged))
         while records.has_next():
             list(records.next_batch())
-    kafka_batches.REJECTED.clear()
 
 
 _BOUNDED = f"""

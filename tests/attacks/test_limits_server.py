@@ -14,11 +14,8 @@ from llmops.errors import InputError
 from llmops.gateway.conversations.checkpoints import CheckpointStore
 from llmops.gateway.ratelimit.buckets import Limit, LimitRequest, Settlement
 from llmops.gateway.ratelimit.redis import PREFIX, RETRY_INTERVAL, RedisLimiter
-from tests.limits.conftest import valkey
 from tests.support.servers import Valkey
 from tests.support.waiting import eventually
-
-__all__ = ["valkey"]
 
 _LEFT = [[5, 100, 3, 50]]
 #: Replies of a program that is not the script, for one reservation of one limit.

@@ -37,10 +37,7 @@ from llmops.store.accounts.users import ensure_user
 from llmops.store.audit import AuditContext, list_audit_entries
 from tests.attacks.harness import MIB, scaled
 from tests.gateway.test_oidc import Issuer, tokens_of
-from tests.store.conftest import databases, folder, kind, newest_database, newest_file, postgres, store, url
 from tests.support.pages import Page, PageServer
-
-__all__ = ["databases", "folder", "kind", "newest_database", "newest_file", "postgres", "store", "url"]
 
 BY = AuditContext("cli:tester", datetime.now(UTC))
 #: Callers whose tokens must not notice what another caller sends.

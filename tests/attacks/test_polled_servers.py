@@ -52,10 +52,7 @@ from llmops.urls import fetch_bounded, is_metadata_address
 from tests.attacks.harness import MIB, record
 from tests.attacks.test_hostile_servers import EVENTS, Answer, endless, reply, server
 from tests.attacks.test_usage_topic import event as usage_event
-from tests.store.conftest import databases, folder, kind, newest_database, newest_file, postgres, store, url
 from tests.store.test_rollouts import begin, carry_out, rollout
-
-__all__ = ["databases", "folder", "kind", "newest_database", "newest_file", "postgres", "store", "url"]
 
 #: Memory that an answer may take, and its time. Before the fixes a roll-out's Prometheus, its webhook and the receiver
 #: of traces took all memory, and a page of DCGM that comes a byte at a time held the watch for ever.

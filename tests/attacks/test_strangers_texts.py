@@ -35,10 +35,7 @@ from llmops.store.accounts.tenants import create_tenant
 from llmops.store.accounts.users import ensure_user
 from llmops.untrusted_text import UNSAFE_CHARACTERS, escape_unsafe, is_safe_text, json_escape_unsafe, strip_unsafe
 from tests.attacks.harness import MIB, scaled
-from tests.store.conftest import by, databases, folder, kind, newest_database, newest_file, postgres, store, url
 from tests.support.pages import Page, PageServer
-
-__all__ = ["by", "databases", "folder", "kind", "newest_database", "newest_file", "postgres", "store", "url"]
 
 #: Clears the screen, sets its title, turns text around, hides text, and begins a line of its own.
 HOSTILE = ["\x1b[2J", "\x1b]0;owned\x07", "\x9b31m", *(f"a{one}b" for one in "\u202e\u2066\u200b\n\r\u2028"), *"\0\x7f"]

@@ -99,14 +99,11 @@ async def test_a_text_counts_with_the_memory_that_its_widest_character_makes_it_
 @pytest.mark.parametrize(
     ("model", "field"),
     [
-        (ChatRequest, "messages"),
-        (CallerUsageQuery, "by"),
-        (OrganizationUsageQuery, "models"),
-        (OrganizationUsageQuery, "group_by"),
-        (KeyCreate, "scopes"),
-        (KeyUpdate, "models"),
+        (ChatRequest, "messages"), (ChatRequest, "tools"),
+        (CallerUsageQuery, "by"), (OrganizationUsageQuery, "models"), (OrganizationUsageQuery, "group_by"),
+        (KeyCreate, "scopes"), (KeyUpdate, "models"),
     ],
-)
+)  # fmt: skip
 def test_of_a_list_the_first_wrong_item_is_told_and_no_other(model: type[BaseModel], field: str) -> None:
     with pytest.raises(ValidationError) as wrong:
         model.model_validate({field: [[0]] * 10_000})
