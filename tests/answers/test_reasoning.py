@@ -29,16 +29,13 @@ def split(pieces, inside=False, tools=False):
 @pytest.mark.parametrize(
     ("text", "inside", "thinking", "answer"),
     [
-        ("<think>\nhm\n</think>\n\nYes.", False, "hm", "Yes."),
-        ("hm, so\n</think>\n\nYes.", True, "hm, so", "Yes."),
-        ("<think>\n\n</think>\n\nYes.", False, "", "Yes."),
-        ("<think>cut off", False, "cut off", ""),
+        ("<think>\nhm\n</think>\n\nYes.", False, "hm", "Yes."), ("hm, so\n</think>\n\nYes.", True, "hm, so", "Yes."),
+        ("<think>\n\n</think>\n\nYes.", False, "", "Yes."), ("<think>cut off", False, "cut off", ""),
         ("Yes. <think> is a tag, </think> too.", False, "", "Yes. <think> is a tag, </think> too."),
-        ("  <thin", False, "", "  <thin"),
-        ("no thinking at all", False, "", "no thinking at all"),
+        ("  <thin", False, "", "  <thin"), ("no thinking at all", False, "", "no thinking at all"),
         ("<think>a </thin b</think>c", False, "a </thin b", "c"),
     ],
-)
+)  # fmt: skip
 def test_split(text, inside, thinking, answer, step):
     pieces = split([text[i : i + step] for i in range(0, len(text), step)], inside)
     assert pieces == [p for p in [(ReasoningDelta, thinking), (ContentDelta, answer)] if p[1]]

@@ -6,12 +6,7 @@ import pytest
 
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.generation.structured.request_guide import parse_guide
-from llmops.gateway.generation.structured.schema_validation import (
-    SchemaLimits,
-    pattern_problem,
-    tool_calls_schema,
-    validate_schema,
-)
+from llmops.gateway.generation.structured.schema_validation import pattern_problem, tool_calls_schema, validate_schema
 from llmops.gateway.interfaces import Guide
 from llmops.gateway.schemas.chat_request import ChatRequest
 
@@ -40,7 +35,6 @@ def json_schema(schema):
         ({"response_format": {"type": "json_object"}}, Guide("json_schema", '{"type":"object"}')),
         ({"guided_regex": r"\d+"}, Guide("regex", r"\d+")),
         ({"guided_grammar": GRAMMAR}, Guide("ebnf_grammar", GRAMMAR)),
-        ({"guided_grammar": 'root ::= "x"'}, Guide("ebnf_grammar", 'root ::= "x"')),
         ({"response_format": {"type": "text"}, "guided_regex": "a"}, Guide("regex", "a")),
     ],
 )
@@ -66,14 +60,11 @@ def test_schema_keeps_its_key_order(field):
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
         ({"response_format": json_schema({"type": "strin"})}, "response_format.json_schema.schema"),
         ({"guided_json": "{"}, "guided_json"), ({"guided_regex": "("}, "guided_regex"),
-        ({"guided_regex": "\0"}, "guided_regex"), ({"guided_regex": "a\0b"}, "guided_regex"),
+        ({"guided_regex": "a\0b"}, "guided_regex"),
         ({"guided_json": {"type": "string", "pattern": "\0"}}, "guided_json"),
         ({"guided_grammar": 'root ::= "\0"'}, "guided_grammar"), ({"guided_choice": []}, "guided_choice"),
         ({"guided_choice": ["a\0b"]}, "guided_choice"), ({"guided_grammar": "  "}, "guided_grammar"),
-        ({"guided_grammar": "root ::= foo"}, "guided_grammar"),
-        ({"guided_grammar": 'start ::= "x"'}, "guided_grammar"),
-        ({"guided_grammar": 'root ::= "x'}, "guided_grammar"), ({"guided_regex": "(?<=a)b"}, "guided_regex"),
-        ({"guided_regex": r"(a)\1"}, "guided_regex"),
+        ({"guided_grammar": "root ::= foo"}, "guided_grammar"), ({"guided_regex": "(?<=a)b"}, "guided_regex"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
@@ -95,29 +86,26 @@ def nested(depth):
 @pytest.mark.parametrize(
     ("schema", "says"),
     [
-        ({"type": "date"}, '"date" is not a type'), ({"enum": []}, "'enum' must be a list with at least one value"),
+        ({"type": "date"}, '"date" is not a type'), ({"enum": []}, "'enum' must be a list with at least one"),
+        ({"enum": "ab"}, "'enum' must be a list with at least one value at '#'"),
         ({"properties": []}, "'properties' must be an object"),
         ({"properties": {"a": 1}}, "must be an object or a boolean at '/properties/a'"),
         ({"anyOf": {}}, "'anyOf' must be a list"), ({"$ref": "#/$defs/x"}, "has no target"),
         ({"$ref": "https://example.com/schema"}, "does not point into the schema itself"),
         ({"$ref": "#"}, "only leads back to itself"),
         ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "only leads back to itself"),
-        ({"maxLength": -1}, "whole number"), ({"maxItems": 10**9}, "the limit is"),
         ({"minimum": 5, "maximum": 2}, "is more than"), ({"anyOf": [False]}, "allows nothing"),
-        (False, "allows nothing"), ({"items": [{"type": "string", "maxLength": 8000}] * 3}, "add up to more"),
-        ({"pattern": "([a-z]{1,5000}){1,50}"}, "repeats something more"),
-        ({"pattern": "a{1,99999999}"}, "repeats something more than"),
+        (False, "allows nothing"), ({"pattern": "([a-z]{1,5000}){1,50}"}, "repeats something more"),
         ({"required": "name"}, "list of property names"), (nested(80), "nested deeper than 64"),
-        ({"enum": "ab"}, "'enum' must be a list with at least one value at '#'"),
         ({"required": ["a", 1]}, "list of property names"),
         ({"type": ["string", 1]}, "1 is not a type (use one of array, boolean, integer, null, number, object, string)"),
         ({"maxLength": True}, "'maxLength' must be a whole number, 0 or more"),
-        ({"maxLength": 1.5}, "whole number"), ({"maximum": True}, "'maximum' must be a number"),
+        ({"maxLength": 1.5}, "whole number"), ({"maxLength": -1}, "whole number"),
+        ({"maximum": True}, "'maximum' must be a number"),
         ({"items": [True, 1]}, "must be an object or a boolean at '/items/1'"),
         ({"anyOf": [{}, {"properties": {"a": {"prefixItems": [1]}}}]}, "at '/anyOf/1/properties/a/prefixItems/0'"),
         ({"pattern": 5}, "a pattern must be a string that is not empty"),
         ({"pattern": ""}, "a pattern must be a string that is not empty"),
-        ({"pattern": "a{10000000}"}, "repeats something more than 8192 times"),
         ({"pattern": "a{5000,}b{2}"}, "repeats something more than 8192 times"),
         ({"pattern": "(?i)a"}, "the pattern uses (?i, which grammars cannot express"),
         ({"$ref": 5}, "'$ref' 5 does not point into the schema itself"),
@@ -137,12 +125,6 @@ def test_schema_problems_say_what_and_where(schema, says):
 def test_recursive_schema_is_fine():
     tree = {"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#"}}}}
     assert json.loads(validate_schema(tree, "p")) == tree
-
-
-def test_many_parts():
-    wide = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(50)}}
-    with pytest.raises(InvalidRequestError, match="more than 40 parts"):
-        validate_schema(wide, "p", SchemaLimits(nodes=40))
 
 
 def test_calls_schema_accepts_calls_and_nothing_else():

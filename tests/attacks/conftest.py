@@ -46,13 +46,28 @@ def engine(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path, tokeni
 
 
 @pytest.fixture
-def start(tmp_path: Path, programs: ExitStack) -> Callable[..., Gateway]:
-    """Start a gateway in front of `triton` with these settings; it ends with the test."""
+def own_engine(tmp_path: Path, programs: ExitStack, card: dict[str, object]) -> Callable[..., Engine]:
+    """Start an engine of the test's own, with a long context; it ends with the test."""
 
-    def started(triton: str = "127.0.0.1:9", **settings: object) -> Gateway:
-        number = len(list(tmp_path.glob("gateway-*")))
-        made = Gateway(tmp_path / f"gateway-{number}", triton, **settings)
+    def started(tokens: int, seconds_per_token: float = 0.0) -> Engine:
+        long = {**card, "max_seq_len": 100_000}
+        made = Engine(tmp_path / "own-engine", long, tokens=tokens, seconds_per_token=seconds_per_token)
         programs.callback(made.stop)
+        return made
+
+    return started
+
+
+@pytest.fixture
+def start(tmp_path: Path, programs: ExitStack) -> Callable[..., Gateway]:
+    """Start a gateway with these settings, without an engine or ready in front of one; it ends with the test."""
+
+    def started(triton: str = "", **settings: object) -> Gateway:
+        number = len(list(tmp_path.glob("gateway-*")))
+        made = Gateway(tmp_path / f"gateway-{number}", triton or "127.0.0.1:9", **settings)
+        programs.callback(made.stop)
+        if triton:
+            made.ready()
         return made
 
     return started

@@ -70,7 +70,6 @@ SMUGGLED = {
 def proxied(request, start, engine, tmp_path: Path, programs):
     """A gateway, and the port of a proxy in front of it."""
     gateway = start(engine.address, limits={"connections_per_client": 0}, access_log=str(tmp_path / "access.log"))
-    gateway.ready()
     try:
         made = balancers.balancer(request.param, tmp_path, [f"127.0.0.1:{gateway.port}", "127.0.0.1:9"])
         url = programs.enter_context(made)
@@ -141,14 +140,10 @@ def test_no_header_makes_a_caller_someone_else(proxied, tmp_path):
     _, port = proxied
     forged = [
         b"x-llmops-caller: " + json.dumps(["other", "user", "key-1", "other/key-1"]).encode(),
-        b"x-forwarded-for: 127.0.0.1",
-        b"forwarded: for=127.0.0.1",
-        b"x-real-ip: 10.0.0.1",
-        b"x-envoy-original-path: /metrics",
-        b"x-original-url: /metrics",
-        b"x-rewrite-url: /metrics",
+        b"x-forwarded-for: 127.0.0.1", b"forwarded: for=127.0.0.1", b"x-real-ip: 10.0.0.1",
+        b"x-envoy-original-path: /metrics", b"x-original-url: /metrics", b"x-rewrite-url: /metrics",
         b"x-http-method-override: POST",
-    ]
+    ]  # fmt: skip
     for header in forged:
         answer = passed_on(port, b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n%b\r\n\r\n" % header)
         assert b'"object":"list"' in answer, (header, answer)

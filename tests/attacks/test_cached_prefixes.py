@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +32,10 @@ def runtime(engine_dir: Path) -> Any:
 
     manifest = json.loads((engine_dir / "engine.json").read_text())
     own = manifest["extra"]["openvino"]
-    made = OpenVINORuntime(
-        OpenVINOOptions(
-            model_path=engine_dir / "model",
-            max_batch_size=4,
-            max_seq_len=4096,
-            vocab_size=manifest["tokenizer"]["vocab_size"],
-            max_num_tokens=512,
-            cache_tokens=8192,
-            device="CPU",
-            properties=own["properties"],
-            kv_cache=own["kv_cache"],
-        )
-    )
-    yield made
-    made.close()
+    vocabulary, places = manifest["tokenizer"]["vocab_size"], (own["properties"], own["kv_cache"])
+    options = OpenVINOOptions(engine_dir / "model", 4, 4096, vocabulary, 512, 8192, "CPU", *places)
+    with closing(OpenVINORuntime(options)) as made:
+        yield made
 
 
 def first_token(runtime: Any, salt: int, seed: int) -> float:

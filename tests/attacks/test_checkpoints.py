@@ -39,16 +39,10 @@ from tests.support import forked_cli
 from tests.support.tiny_models import write_checkpoint
 
 CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_attention_heads": 2,
-    "num_hidden_layers": 1,
-    "vocab_size": 8,
-    "max_position_embeddings": 64,
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32, "intermediate_size": 32,
+    "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 8, "max_position_embeddings": 64,
     "rms_norm_eps": 1e-5,
-}
+}  # fmt: skip
 _STRING, _ARRAY, _UINT8 = 8, 9, 0
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from llmops.gateway.http.connection_limits import ConnectionLimits, connection_limits
 from llmops.gateway.settings import GatewaySettings
-from tests.attacks.harness import LIVE, MIB, Engine, Neighbour, connect, exchange, record, scaled, status
+from tests.attacks.harness import LIVE, MIB, Neighbour, connect, exchange, record, scaled, status
 
 #: Bytes that a connection may cost which has sent no whole request.
 PER_CONNECTION = 24 * 1024
@@ -154,13 +154,10 @@ def test_twenty_thousand_connections(start):
     assert other.failures == 0
 
 
-def test_clients_that_come_back_at_once(start, programs, tmp_path, card):
+def test_clients_that_come_back_at_once(start, own_engine):
     """All connections are busy; those that are refused connect again without a pause."""
     limit = 40
-    engine = Engine(tmp_path / "engine", card, tokens=1000, seconds_per_token=0.2)
-    programs.callback(engine.stop)
-    gateway = start(engine.address, limits={"connections": limit, "connections_per_client": 0})
-    gateway.ready()
+    gateway = start(own_engine(1000, 0.2).address, limits={"connections": limit, "connections_per_client": 0})
     body = b'{"model":"tiny","prompt":"Hello","max_tokens":200,"stream":true}'
     busy = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
     over = threading.Event()

@@ -21,9 +21,7 @@ NEIGHBOUR_P95, SEARCH_CPU = 1.0, 2.0
 
 @pytest.fixture
 def gateway(engine: Engine, start: Callable[..., Gateway], tmp_path: Any) -> Gateway:
-    made = start(engine.address, log_level="error", store=f"sqlite:///{tmp_path}/store.db", open=True)
-    made.ready()
-    return made
+    return start(engine.address, log_level="error", store=f"sqlite:///{tmp_path}/store.db", open=True)
 
 
 @pytest.fixture
@@ -127,11 +125,9 @@ def test_nobody_takes_the_place_of_an_answer(gateway: Gateway, client: httpx.Cli
     assert '"continues": true' in seen["attacker"].text
 
 
-def test_an_answer_of_a_conversation_that_is_deleted_meanwhile_is_not_said_to_be_saved(start, programs, tmp_path, card):
-    engine = Engine(tmp_path / "slow", card, tokens=40, seconds_per_token=0.03)
-    programs.callback(engine.stop)
-    gateway = start(engine.address, log_level="error", store=f"sqlite:///{tmp_path}/store.db", open=True)
-    gateway.ready()
+def test_an_answer_of_a_conversation_that_is_deleted_meanwhile_is_not_said_to_be_saved(start, own_engine, tmp_path):
+    store = f"sqlite:///{tmp_path}/store.db"
+    gateway = start(own_engine(40, 0.03).address, log_level="error", store=store, open=True)
     client = caller(gateway, "me")
     conversation = client.post(CHATS, json={}).json()["id"]
     with ThreadPoolExecutor(1) as pool:

@@ -85,17 +85,12 @@ class TestOnTheEngine:
 @pytest.mark.parametrize(
     "grammar",
     [
-        "root ::= (([a-z ]* [a-z ]*)* ([a-z ]+ [a-z ]*)*)*",
-        's ::= s s | "a"\nroot ::= s',
-        'root ::= ("" | "a")*',
-        'root ::= ("a"?){3}',
-        'root ::= "a"*+',
-        'root ::= a\na ::= b | "x"\nb ::= a | "y" a',
-        'root ::= t\nt ::= t{2} | "a"',
-        'root ::= x\nx ::= x y | "a"\ny ::= x',
+        "root ::= (([a-z ]* [a-z ]*)* ([a-z ]+ [a-z ]*)*)*", 's ::= s s | "a"\nroot ::= s', 'root ::= ("" | "a")*',
+        'root ::= ("a"?){3}', 'root ::= "a"*+', 'root ::= a\na ::= b | "x"\nb ::= a | "y" a',
+        'root ::= t\nt ::= t{2} | "a"', 'root ::= x\nx ::= x y | "a"\ny ::= x',
         'root ::= x\nx ::= "b" | w x w x w\nw ::= [ ]*',
     ],
-)
+)  # fmt: skip
 def test_the_gateway_refuses_grammars_that_can_be_read_in_endless_ways(grammar: str) -> None:
     request = ChatRequest.model_validate(
         {"model": "m", "messages": [{"role": "user", "content": "a"}], "guided_grammar": grammar}
@@ -108,15 +103,11 @@ def test_the_gateway_refuses_grammars_that_can_be_read_in_endless_ways(grammar: 
     "grammar",
     [
         'root ::= v\nv ::= "[" w (v (w "," w v)*)? w "]" | [0-9]+\nw ::= [ \\t\\n]*',
-        'root ::= e\ne ::= e "+" e | [0-9]+',
-        'root ::= "" | "b"',
-        'root ::= item ("," item)*\nitem ::= [a-z]+',
-        'root ::= "a" root?',
-        json_schema_grammar('{"type":"array","items":{"type":["object","null"]}}', True),
-        regex_grammar("(a*)*b|(c|d*)+"),
-        choice_grammar(("a", "ab", "b")),
+        'root ::= e\ne ::= e "+" e | [0-9]+', 'root ::= "" | "b"', 'root ::= item ("," item)*\nitem ::= [a-z]+',
+        'root ::= "a" root?', json_schema_grammar('{"type":"array","items":{"type":["object","null"]}}', True),
+        regex_grammar("(a*)*b|(c|d*)+"), choice_grammar(("a", "ab", "b")),
     ],
-)
+)  # fmt: skip
 def test_ordinary_grammars_pass(grammar: str) -> None:
     assert find_ambiguity(grammar) is None
 

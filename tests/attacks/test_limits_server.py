@@ -55,6 +55,17 @@ async def lying(lie: object) -> AsyncIterator[str]:
         yield f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
 
 
+@asynccontextmanager
+async def two_limiters(url: str) -> AsyncIterator[list[RedisLimiter]]:
+    """Yield the limiters of two gateways that share one Redis."""
+    made = [RedisLimiter(url) for _ in range(2)]
+    for limiter in made:
+        await limiter.start()
+    yield made
+    for limiter in made:
+        await limiter.close()
+
+
 def limit(name: str = "b") -> Limit:
     return Limit(name, requests=5, tokens=1000, places=4, money=100, period=1)
 
@@ -86,25 +97,21 @@ async def test_a_reply_that_is_not_the_scripts_holds_no_request_up(lie, caplog):
 @pytest.mark.parametrize("damaged", [b"\xc1 no record", b"\x93\x01\x02\x03", None], ids=["text", "array", "list"])
 async def test_one_damaged_record_widens_no_limit(valkey: Valkey, damaged: bytes | None, caplog):
     """Before the fix, 18 of 5 requests and $198 of $100 passed in 6 s, and as much of every other limit."""
-    limiters = [RedisLimiter(valkey.url) for _ in range(2)]
-    for limiter in limiters:
-        await limiter.start()
-    granted = {name: sum([await ask(limiter, name) for limiter in limiters]) for name in ("bad", "good")}
-    assert granted == {"bad": 2, "good": 2}
-    async with Redis.from_url(valkey.url) as client:
-        await client.delete(f"{PREFIX}:bad")
-        await (client.rpush(f"{PREFIX}:bad", "x") if damaged is None else client.set(f"{PREFIX}:bad", damaged))
-    for _ in range(20):
-        for limiter in limiters:
-            for name in granted:
-                granted[name] += await ask(limiter, name)
-        await asyncio.sleep(0.1)
+    async with two_limiters(valkey.url) as limiters:
+        granted = {name: sum([await ask(limiter, name) for limiter in limiters]) for name in ("bad", "good")}
+        assert granted == {"bad": 2, "good": 2}
+        async with Redis.from_url(valkey.url) as client:
+            await client.delete(f"{PREFIX}:bad")
+            await (client.rpush(f"{PREFIX}:bad", "x") if damaged is None else client.set(f"{PREFIX}:bad", damaged))
+        for _ in range(20):
+            for limiter in limiters:
+                for name in granted:
+                    granted[name] += await ask(limiter, name)
+            await asyncio.sleep(0.1)
     # the lost record is full again, once; its budget is what the gateways know
     assert granted["good"] == 5
     assert granted["bad"] <= 7
     assert len([one for one in caplog.records if one.levelname in ("ERROR", "WARNING")]) <= 2
-    for limiter in limiters:
-        await limiter.close()
 
 
 #: Commands that make Redis refuse to write, and to write again.
@@ -118,7 +125,6 @@ _REFUSALS = {
 @pytest.mark.parametrize("refusal", [None, *_REFUSALS])
 async def test_what_gateways_spend_in_an_outage_adds_up(valkey: Valkey, refusal: str | None):
     """Before the fix, Redis learned the larger of the two sums, and 140 of 100 were spent."""
-    limiters = [RedisLimiter(valkey.url) for _ in range(2)]
     spent = 0
 
     async def spend(limiter: RedisLimiter) -> None:
@@ -128,49 +134,41 @@ async def test_what_gateways_spend_in_an_outage_adds_up(valkey: Valkey, refusal:
             spent += 10
             result.by.settle(result.bounds, Settlement(money=-10, spent=10))
 
-    for limiter in limiters:
-        await limiter.start()
-    for limiter in limiters:
-        await spend(limiter)
-    if refusal is None:
-        valkey.kill()
-    else:
-        async with Redis.from_url(valkey.url) as client:
-            await client.execute_command(*_REFUSALS[refusal][0].split())
-    # longer than between two attempts to reach Redis
-    for _ in range(6):
+    async with two_limiters(valkey.url) as limiters:
         for limiter in limiters:
             await spend(limiter)
-        await asyncio.sleep(RETRY_INTERVAL / 4)
-    assert spent == 100, "each gateway has half of the rest"
-    if refusal is None:
-        valkey.start()
-    else:
-        async with Redis.from_url(valkey.url) as client:
-            await client.execute_command(*_REFUSALS[refusal][1].split())
-    for limiter in limiters:
-        await limiter.up.wait()
-    for limiter in limiters * 10:
-        await spend(limiter)
-    # of the last request before the outage, only one gateway may know
-    assert spent <= 110
-    for limiter in limiters:
-        await limiter.close()
+        if refusal is None:
+            valkey.kill()
+        else:
+            async with Redis.from_url(valkey.url) as client:
+                await client.execute_command(*_REFUSALS[refusal][0].split())
+        # longer than between two attempts to reach Redis
+        for _ in range(6):
+            for limiter in limiters:
+                await spend(limiter)
+            await asyncio.sleep(RETRY_INTERVAL / 4)
+        assert spent == 100, "each gateway has half of the rest"
+        if refusal is None:
+            valkey.start()
+        else:
+            async with Redis.from_url(valkey.url) as client:
+                await client.execute_command(*_REFUSALS[refusal][1].split())
+        for limiter in limiters:
+            await limiter.up.wait()
+        for limiter in limiters * 10:
+            await spend(limiter)
+        # of the last request before the outage, only one gateway may know
+        assert spent <= 110
 
 
 async def test_an_idle_gateway_soon_counts_one_that_starts(valkey: Valkey):
     """Before the fix, for 5 s it granted all of a budget if Redis failed: two gateways spent $0.65 of $0.50."""
-    first, second = RedisLimiter(valkey.url), RedisLimiter(valkey.url)
-    await first.start()
-    await second.start()
-    await eventually(lambda: first.gateways == 2, seconds=3)
-    await first.close()
-    await second.close()
+    async with two_limiters(valkey.url) as (first, _):
+        await eventually(lambda: first.gateways == 2, seconds=3)
 
 
 async def test_what_running_answers_hold_survives_the_loss_of_its_record(valkey: Valkey):
     """Before the fix, 160 of 100 were granted: 60 were held when the record was deleted."""
-    limiters = [RedisLimiter(valkey.url) for _ in range(2)]
     budget, granted = Limit("held", money=100, period=1), 0.0
 
     async def hold(limiter: RedisLimiter) -> None:
@@ -178,21 +176,18 @@ async def test_what_running_answers_hold_survives_the_loss_of_its_record(valkey:
         result = await limiter.reserve([budget], [LimitRequest(money=10, least=1)])
         granted += result.decision.money if result.decision.lacking is None else 0
 
-    for limiter in limiters:
-        await limiter.start()
-        for _ in range(3):
+    async with two_limiters(valkey.url) as limiters:
+        for limiter in limiters * 3:
             await hold(limiter)
-    async with Redis.from_url(valkey.url) as client:
-        await client.delete(f"{PREFIX}:held")
-    await hold(limiters[0])
-    # the other gateway restores what it holds at its next call, which comes every second
-    limiters[1].beat()
-    await asyncio.sleep(0.1)
-    for limiter in limiters * 10:
-        await hold(limiter)
-    assert granted == 100
-    for limiter in limiters:
-        await limiter.close()
+        async with Redis.from_url(valkey.url) as client:
+            await client.delete(f"{PREFIX}:held")
+        await hold(limiters[0])
+        # the other gateway restores what it holds at its next call, which comes every second
+        limiters[1].beat()
+        await asyncio.sleep(0.1)
+        for limiter in limiters * 10:
+            await hold(limiter)
+        assert granted == 100
 
 
 #: What another program may send. hiredis made room for the 2**31 elements, and took 20 s to free it.

@@ -60,6 +60,12 @@ async def tokens_at(issuer, directory=None, **options):
         await directory.close()
 
 
+async def create_tenants(store, *names: str) -> None:
+    async with store.write() as connection:
+        for name in names:
+            await create_tenant(connection, name, Limits(), BY)
+
+
 async def outcome(tokens, token: str) -> str:
     """Return `caller`, `refused` or `undecided`. Anything else that is raised is a fault."""
     try:
@@ -128,8 +134,7 @@ async def test_headers_of_any_form_are_refused(issuer):
 
 
 async def test_an_address_that_is_not_verified_or_of_another_account_is_not_that_person(issuer, store, url):
-    async with store.write() as connection:
-        await create_tenant(connection, "acme", Limits(), BY)
+    await create_tenants(store, "acme")
     async with tokens_at(issuer, KeyDirectory(url)) as tokens:
         for unverified in (False, "false", None, 0, "no"):
             token = issuer.token(sub="mallory", email="ann@acme.example", email_verified=unverified)
@@ -185,9 +190,7 @@ async def test_a_token_that_no_database_takes_is_no_outage_for_others(issuer, st
 
     A deleted tenant's token worked for 69 s.
     """
-    async with store.write() as connection:
-        for tenant in ("acme", "gone"):
-            await create_tenant(connection, tenant, Limits(), BY)
+    await create_tenants(store, "acme", "gone")
     find = keys.find_user_by_identity
 
     async def fails(connection, issuer, subject):
@@ -249,8 +252,7 @@ async def test_an_address_that_folds_to_another_is_refused(issuer, store, url, o
 
 async def test_one_subject_with_many_addresses_is_bound_once_in_the_audit(store, url):
     """Before the fix, the audit named up to three users of one subject."""
-    async with store.write() as connection:
-        await create_tenant(connection, "acme", Limits(), BY)
+    await create_tenants(store, "acme")
     directory = KeyDirectory(url)
     asked = [directory.member("acme", f"u{one}@x", Identity("https://i", "s"), frozenset(), 0.0) for one in range(5)]
     await asyncio.gather(*asked)
@@ -277,8 +279,7 @@ async def test_two_subjects_with_one_address_are_not_one_user(store, url):
 async def test_a_user_with_many_tokens_holds_up_no_other(issuer, store, url):
     """Before the fix, 1,500 tokens of one user at once had others' new tokens get 503 for seconds."""
     statements = []
-    async with store.write() as connection:
-        await create_tenant(connection, "acme", Limits(), BY)
+    await create_tenants(store, "acme")
     async with tokens_at(issuer, KeyDirectory(url)) as tokens:
         crowd = [issuer.token("ec", "ES256", email="ann@acme.example", jti=str(number)) for number in range(50)]
         listen(Engine, "before_cursor_execute", note := lambda *given: statements.append(given[2]))

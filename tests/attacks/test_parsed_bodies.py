@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from tests.attacks.harness import MIB, Engine, connect, record, scaled
+from tests.attacks.harness import MIB, connect, record, scaled
 from tests.gateway.test_encoder_servers import Vectors
 from tests.support.tokenizer_files import write_wordpiece_tokenizer
 from tests.support.waiting import GENEROUS
@@ -23,12 +23,9 @@ PARTS = [{"type": "text", "text": ""}] * 7000 + [{"type": "text", "text": "hi"}]
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions"])
-def test_bodies_of_many_small_values(programs, start, tmp_path, card, path):
+def test_bodies_of_many_small_values(start, own_engine, path):
     """Each body of 180 KB takes 4 to 6 MB once it is parsed, until the engine has answered."""
-    slow = Engine(tmp_path / "slow", {**card, "max_seq_len": 100_000}, tokens=1, seconds_per_token=scaled(4.0, 20.0))
-    programs.callback(slow.stop)
-    gateway = start(slow.address, log_level="error")
-    gateway.ready()
+    gateway = start(own_engine(1, scaled(4.0, 20.0)).address, log_level="error")
     body = json.dumps({"model": "tiny", "max_tokens": 1, "messages": [{"role": "user", "content": PARTS}]}).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode()
     before = gateway.memory()
@@ -48,12 +45,9 @@ def test_bodies_of_many_small_values(programs, start, tmp_path, card, path):
     assert growth < GROWTH
 
 
-def test_texts_of_many_tokens(start, tmp_path, programs, card):
+def test_texts_of_many_tokens(start, own_engine):
     """A token takes 500 bytes while its text is tokenized, so that a text of 700 KB takes 350 MB."""
-    engine = Engine(tmp_path / "large", {**card, "max_seq_len": 100_000}, tokens=1)
-    programs.callback(engine.stop)
-    gateway = start(engine.address, log_level="error")
-    gateway.ready()
+    gateway = start(own_engine(1).address, log_level="error")
     before = gateway.memory()
 
     def ask(size: int) -> int:
@@ -85,7 +79,6 @@ async def test_a_small_request_for_large_vectors(start, tokenizer, tokenizer_dir
     card = {"target": "openvino", "tokenizer_dir": str(tokenizer_dir), "name": "vectors", **shape}
     async with _LargeVectors(card, None) as triton:
         gateway = await asyncio.to_thread(start, triton.address)
-        await asyncio.to_thread(gateway.ready)
         before = gateway.memory()
         async with httpx.AsyncClient(timeout=GENEROUS) as client:
             body = {"model": "vectors", "input": ["a"] * inputs}
@@ -105,7 +98,6 @@ async def test_long_texts_for_an_encoder(start, tmp_path):
     bodies += [("rerank", {"query": text, "documents": ["a"]}), ("rerank", {"query": "a", "documents": [text]})]
     async with Vectors(card, None) as triton:
         gateway = await asyncio.to_thread(start, triton.address)
-        await asyncio.to_thread(gateway.ready)
         before = gateway.memory()
         async with httpx.AsyncClient(timeout=GENEROUS, base_url=f"{gateway.url}/v1") as client:
             asked = [client.post(path, json={"model": "vectors", **body}) for path, body in bodies]

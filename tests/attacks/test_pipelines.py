@@ -12,11 +12,9 @@ import socket
 import time
 from dataclasses import dataclass
 
-import pytest
-
 from llmops.gateway.http.connection_limits import connection_limits
 from llmops.gateway.settings import GatewaySettings
-from tests.attacks.harness import LIVE, MIB, Engine, Neighbour, connect, exchange, record, scaled, status
+from tests.attacks.harness import LIVE, MIB, Neighbour, connect, exchange, record, scaled, status
 from tests.support.waiting import GENEROUS
 
 #: Bytes that one connection may make the gateway hold, whatever it sends.
@@ -59,17 +57,8 @@ def posted(path: bytes, body: dict) -> bytes:
     return b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (path, len(data), data)
 
 
-@pytest.fixture
-def slow_engine(tmp_path, card, programs):
-    """An engine that takes 100 ms for each token."""
-    made = Engine(tmp_path / "engine", card, tokens=200, seconds_per_token=0.1)
-    programs.callback(made.stop)
-    return made
-
-
-def test_a_pipeline_without_end_is_not_held(start, slow_engine):
-    gateway = start(slow_engine.address)
-    gateway.ready()
+def test_a_pipeline_without_end_is_not_held(start, own_engine):
+    gateway = start(own_engine(200, 0.1).address)
     before = gateway.memory()
     for form, (first, piece) in FORMS.items():
         with connect(gateway) as made, Neighbour(gateway) as other:

@@ -181,18 +181,12 @@ async def test_no_secret_of_a_url_is_in_the_log(caplog) -> None:
 @pytest.mark.parametrize(
     ("setting", "values"),
     [
-        ("keep_old", [1e300]),
-        ("drain_timeout", [float("inf")]),
-        ("min_requests", [10**60]),
-        ("quality_tolerance", [9]),
-        ("name", ["../x"]),
-        ("model", [""]),
-        ("webhook", ["file:///x", "http://a:99999999"]),
-        ("prometheus", ["x"]),
-        ("analysis", [["x < 1"] * 17]),
+        ("keep_old", [1e300]), ("drain_timeout", [float("inf")]), ("min_requests", [10**60]),
+        ("quality_tolerance", [9]), ("name", ["../x"]), ("model", [""]),
+        ("webhook", ["file:///x", "http://a:99999999"]), ("prometheus", ["x"]), ("analysis", [["x < 1"] * 17]),
         ("replicas", [["x"], ["a\x1b:1"], ["10.0.0.1:8001"] * 257]),
     ],
-)
+)  # fmt: skip
 def test_a_roll_out_with_impossible_settings_is_refused(setting: str, values: list[object]) -> None:
     """Before the fix, one number without a date ended the job that carries out the roll-outs of all models."""
     for value in values:
@@ -426,16 +420,11 @@ def test_a_line_of_others_in_the_kernels_log_drains_no_server(line: str) -> None
 @pytest.mark.parametrize(
     "prefix",
     [
-        "",
-        "4,1234,567890,-;",
-        "[  96.1] ",
-        "[Wed Nov 25 12:00:00 2026] ",
-        "<4>[ 96.1] ",
-        "Nov 25 12:00:00 host kernel: ",
-        "Nov  5 12:00:00 host kernel: [   96.1] ",
+        "", "4,1234,567890,-;", "[  96.1] ", "[Wed Nov 25 12:00:00 2026] ", "<4>[ 96.1] ",
+        "Nov 25 12:00:00 host kernel: ", "Nov  5 12:00:00 host kernel: [   96.1] ",
         "2026-11-25T12:00:00.1+00:00 host kernel: ",
     ],
-)
+)  # fmt: skip
 def test_a_line_of_the_driver_is_found(prefix: str) -> None:
     assert find_xid([prefix + "NVRM: Xid (PCI:0000:3b:00): 79, pid=1"]) is not None
 

@@ -16,7 +16,7 @@ import httpx
 from llmops.gateway.ratelimit.read_limit import MAX_OPEN_READS
 from llmops.store.factory import open_store
 from llmops.store.tables import api_keys
-from tests.attacks.harness import MIB, Engine, Neighbour, connect, record, scaled, status
+from tests.attacks.harness import MIB, Neighbour, connect, record, scaled, status
 from tests.store.control_client import make_key
 from tests.support.live_process import LLMOPS, LiveProcess
 from tests.support.waiting import wait_until
@@ -60,7 +60,6 @@ def flood(gateway, path: str, seconds: float) -> dict[int, int]:
 
 def test_health_checks_reach_no_engine(start, engine):
     gateway, seconds = start(engine.address), scaled(2, 10)
-    gateway.ready()
     before = engine.requests
     answers = flood(gateway, "/health/ready?generate=true", seconds)
     trials = engine.requests - before
@@ -73,7 +72,6 @@ def test_a_flood_of_reads_leaves_room_for_others(start, engine):
     # a short flood reaches a limit of 100 a second only on a machine that does nothing else
     gateway = start(engine.address, limits={"reads_per_second": scaled(20, 100)})
     seconds = scaled(0.5, 10)
-    gateway.ready()
     for path in scaled(["/metrics", "/v1/models"], READS):
         # the first reader of /openapi.json waits for it to be made, once in the life of a gateway
         flood(gateway, path, 0.01)
@@ -90,12 +88,9 @@ def test_a_flood_of_reads_leaves_room_for_others(start, engine):
             assert answers[429] > 0, path
 
 
-def test_followers_of_answers_cost_no_more_than_a_few(programs, start, tmp_path, card):
+def test_followers_of_answers_cost_no_more_than_a_few(start, own_engine):
     """An owner reads background answers on many connections and with many keys, which no quota counts."""
-    slow = Engine(tmp_path / "slow", {**card, "max_seq_len": 100_000}, tokens=100_000, seconds_per_token=0.005)
-    programs.callback(slow.stop)
-    gateway = start(slow.address, limits={"reads_per_second": 1000}, log_level="error")
-    gateway.ready()
+    gateway = start(own_engine(100_000, 0.005).address, limits={"reads_per_second": 1000}, log_level="error")
     body = {"model": "tiny", "input": "hi", "background": True, "max_output_tokens": 90_000}
     answers = [httpx.post(f"{gateway.url}/v1/responses", json=body).json()["id"] for _ in range(8)]
     alone = used_in(gateway, 1.0)

@@ -42,9 +42,7 @@ class Client:
 
 @pytest.fixture
 def gateway(engine: Engine, start: Callable[..., Gateway]) -> Gateway:
-    made = start(engine.address, log_level="error")
-    made.ready()
-    return made
+    return start(engine.address, log_level="error")
 
 
 def tool(size: int) -> dict[str, Any]:
@@ -92,7 +90,6 @@ def test_an_owner_that_stores_much_evicts_nobody_else(engine: Engine, start: Cal
     """Another client stores more than the gateway keeps in all."""
     kept_bytes = scaled(8_000_000, 64_000_000)
     gateway = start(engine.address, log_level="error", responses={"bytes": kept_bytes})
-    gateway.ready()
     victim, attacker = Client(gateway, "victim"), Client(gateway, "attacker")
     kept = [victim.create().json()["id"] for _ in range(5)]
     for _ in range(kept_bytes * 2 // 900_000):

@@ -51,7 +51,6 @@ def post(headers: bytes) -> bytes:
 def test_trace_headers_cost_what_others_do(start, engine, receiver):
     endpoint, sizes = receiver
     gateway = start(engine.address, traces={"endpoint": endpoint, "ratio": 0})
-    gateway.ready()
     exchange(gateway, post(HOSTILE["sampled"]))
     before, sent = gateway.memory(), 0
     for _ in range(scaled(20, 500)):

@@ -11,14 +11,9 @@ from llmops.gateway.interfaces import QueuedRequest, ReplicaView, RoutingRequest
 def view(name: str, **fields: Any) -> ReplicaView:
     """A ready replica with nothing to do: 10,000 prompt tokens/s, steps of 20 ms, a cache of 1,000 blocks of 4."""
     known = {
-        "state": "ready",
-        "blocks": 1000,
-        "free_blocks": 1000,
-        "tokens_per_block": 4,
-        "prefill_rate": 10_000.0,
-        "step_seconds": 0.02,
-        "max_batch_size": 8,
-    }
+        "state": "ready", "blocks": 1000, "free_blocks": 1000, "tokens_per_block": 4, "prefill_rate": 10_000.0,
+        "step_seconds": 0.02, "max_batch_size": 8,
+    }  # fmt: skip
     return ReplicaView(name, **{**known, **fields})
 
 

@@ -60,21 +60,11 @@ async def test_each_answer_is_a_line_that_says_how_it_went(card, tokenizer, tmp_
     assert 0 < tpot * (len(ids) - 1) <= duration - ttft + 0.1
     assert datetime.fromisoformat(good.pop("time")).tzinfo == UTC
     assert good == {
-        "request_id": "mine",
-        "trace_id": None,
-        "route": "/v1/chat/completions",
-        "status": 200,
-        "outcome": "good",
-        "finish": "stop",
-        "model": "tiny",
-        "tenant": 'ac"me\n',
-        "key": "key-7",
-        "prompt_tokens": usage["prompt_tokens"],
-        "cached_tokens": None,
-        "completion_tokens": usage["completion_tokens"],
-        "replica": None,
-        "continued": None,
-    }
+        "request_id": "mine", "trace_id": None, "route": "/v1/chat/completions", "status": 200, "outcome": "good",
+        "finish": "stop", "model": "tiny", "tenant": 'ac"me\n', "key": "key-7",
+        "prompt_tokens": usage["prompt_tokens"], "cached_tokens": None,
+        "completion_tokens": usage["completion_tokens"], "replica": None, "continued": None,
+    }  # fmt: skip
     assert (broken["status"], broken["outcome"], broken["finish"]) == (200, "failed", "error")
     assert (lost["status"], lost["route"], lost["model"]) == (404, None, None)
     assert (refused["status"], refused["route"]) == (404, "/v1/embeddings")

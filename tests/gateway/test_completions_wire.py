@@ -41,19 +41,10 @@ async def test_grammar_and_bad_words_reach_the_engine(able):
 
 
 async def test_refused_with_its_param(stack):
-    for fields, param in [
-        ({"echo": True}, "echo"),
-        ({"suffix": "end"}, "suffix"),
-        ({"best_of": 2}, "best_of"),
-        ({"prompt": [[]]}, "prompt"),
-        ({"prompt": []}, "prompt"),
-        ({"prompt": [10**6]}, "prompt"),
-        ({"prompt": ["x"] * 65}, "prompt"),
-        ({"logprobs": 2}, "logprobs"),
-        ({"prompt_logprobs": 0}, "prompt_logprobs"),
-        ({"max_tokens": 0}, "max_tokens"),
-    ]:
-        answer = await complete(stack, **fields)
+    prompts = [("prompt", wrong) for wrong in ([[]], [], [10**6], ["x"] * 65)]
+    others = {"echo": True, "suffix": "end", "best_of": 2, "logprobs": 2, "prompt_logprobs": 0, "max_tokens": 0}
+    for param, value in [*prompts, *others.items()]:
+        answer = await complete(stack, **{param: value})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
         assert stack.triton.requests == []
 

@@ -20,16 +20,11 @@ STRICT = LatencyObjectives(ttft=0.5, tpot=0.05)
 @pytest.mark.parametrize(
     ("ttft", "tpot", "left", "outcome"),
     [
-        (0.5, 0.05, False, "good"),
-        (0.51, 0.01, False, "late"),
-        (0.1, 0.051, False, "slow"),
-        (9.0, 9.0, False, "late"),
-        (0.1, None, False, "good"),
-        (0.1, 0.01, True, "aborted"),
-        (0.51, None, True, "late"),
-        (0.1, 0.06, True, "slow"),
+        (0.5, 0.05, False, "good"), (0.51, 0.01, False, "late"), (0.1, 0.051, False, "slow"),
+        (9.0, 9.0, False, "late"), (0.1, None, False, "good"), (0.1, 0.01, True, "aborted"),
+        (0.51, None, True, "late"), (0.1, 0.06, True, "slow"),
     ],
-)
+)  # fmt: skip
 def test_an_answer_is_judged_by_its_own_times(ttft, tpot, left, outcome):
     assert STRICT.judge(ttft, tpot, left=left) == outcome
 
@@ -141,14 +136,10 @@ def test_each_objective_of_a_tier_counts_its_own_requests():
     counts = {key[2:]: value for key, value in samples(metrics).items() if key[0] == "llmops_slo_requests_total"}
     found = {key: (counts[*key, "met"], counts[*key, "missed"]) for key in {key[:2] for key in counts}}
     assert {key: pair for key, pair in found.items() if any(pair)} == {
-        ("interactive", "ttft_p50"): (1, 2),
-        ("interactive", "ttft_p99"): (2, 1),
-        ("interactive", "e2e_p95"): (3, 0),
-        ("interactive", "availability"): (3, 1),
-        ("standard", "ttft_p50"): (1, 3),
-        ("standard", "ttft_p99"): (3, 1),
+        ("interactive", "ttft_p50"): (1, 2), ("interactive", "ttft_p99"): (2, 1), ("interactive", "e2e_p95"): (3, 0),
+        ("interactive", "availability"): (3, 1), ("standard", "ttft_p50"): (1, 3), ("standard", "ttft_p99"): (3, 1),
         ("standard", "availability"): (4, 0),
-    }
+    }  # fmt: skip
     assert samples(metrics)["llmops_slo_target_ratio", "tiny", "interactive", "availability"] == 0.999
 
 

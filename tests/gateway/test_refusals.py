@@ -28,6 +28,16 @@ class Written(AuditLog):
         self.rows += refusals
 
 
+@pytest.fixture
+def audit() -> Written:
+    return Written()
+
+
+@pytest.fixture
+async def refusals(audit: Written) -> CountingAudit:
+    return CountingAudit(audit)
+
+
 def asked_by(caller: Caller, route: str = "/v1/models") -> RequestContext:
     return RequestContext("req", route=route, caller=caller)
 
@@ -36,8 +46,8 @@ def counted(audit: Written) -> list[tuple]:
     return sorted((row.actor, row.subject, dict(row.details).get("status"), row.count) for row in audit.rows)
 
 
-async def test_refusals_are_counted_by_who_where_and_what():
-    audit, moments = Written(), iter(NOON + timedelta(seconds=at) for at in range(100))
+async def test_refusals_are_counted_by_who_where_and_what(audit):
+    moments = iter(NOON + timedelta(seconds=at) for at in range(100))
     refusals = CountingAudit(audit, now=lambda: next(moments))
     stranger, colleague = anonymous_caller("10.0.0.7", "sk-x"), Caller("acme", "u", "key-a", "acme/key-a")
     for _ in range(3):
@@ -54,9 +64,7 @@ async def test_refusals_are_counted_by_who_where_and_what():
     assert (storm.first, storm.last) == (NOON, NOON + timedelta(seconds=3))
 
 
-async def test_a_storm_from_everywhere_is_a_bounded_number_of_lines():
-    audit = Written()
-    refusals = CountingAudit(audit)
+async def test_a_storm_from_everywhere_is_a_bounded_number_of_lines(audit, refusals):
     for at in range(10_000):
         refusals.note(asked_by(anonymous_caller(f"10.1.{at // 256}.{at % 256}", "")), Outcome(401, "error"))
     await refusals.close()
@@ -65,10 +73,8 @@ async def test_a_storm_from_everywhere_is_a_bounded_number_of_lines():
     assert [row.count for row in audit.rows if row.actor == OTHERS] == [10_000 - MAX_GROUPS]
 
 
-async def test_a_key_that_names_many_end_users_hides_no_one_elses_entries():
+async def test_a_key_that_names_many_end_users_hides_no_one_elses_entries(audit, refusals):
     """Before the fix, 200 end users of one key made all later refusals and findings those of `others`."""
-    audit = Written()
-    refusals = CountingAudit(audit)
     for at in range(1000):
         refusals.note_finding(Caller("evil", "u", "key-e", "evil/key-e"), "secrets", category="s", end_user=f"u{at}")
     refusals.note_finding(Caller("acme", "u", "key-a", "acme/key-a"), "secrets", category="s", end_user="ann")
@@ -79,8 +85,7 @@ async def test_a_key_that_names_many_end_users_hides_no_one_elses_entries():
     assert {row.actor for row in audit.rows} == {"key:key-e", "key:key-a", "address:10.0.0.7"}
 
 
-async def test_what_cannot_be_written_is_counted_on(caplog):
-    audit = Written()
+async def test_what_cannot_be_written_is_counted_on(audit, caplog):
     audit.away = True
     refusals = CountingAudit(audit, window=0.001)
     refusals.note(asked_by(anonymous_caller("10.0.0.7", "")), Outcome(401, "error"))
@@ -96,18 +101,14 @@ async def test_what_cannot_be_written_is_counted_on(caplog):
 
 
 @pytest.mark.parametrize("route", ["/v1/models", ""])
-async def test_a_route_that_is_none_is_no_refusal_of_a_key(route):
-    audit = Written()
-    refusals = CountingAudit(audit)
+async def test_a_route_that_is_none_is_no_refusal_of_a_key(audit, refusals, route):
     refusals.note(asked_by(anonymous_caller("10.0.0.7", ""), route), Outcome(404))
     await refusals.close()
     assert not audit.rows
 
 
-async def test_strangers_hide_no_callers_entries():
+async def test_strangers_hide_no_callers_entries(audit, refusals):
     """Before the fix, five addresses that asked all routes made the findings of all tenants those of `others`."""
-    audit = Written()
-    refusals = CountingAudit(audit)
     for at in range(5 * MAX_GROUPS):
         refusals.note(asked_by(anonymous_caller(f"10.0.0.{at % 5}", ""), f"/{at}"), Outcome(401, "error"))
     refusals.note_finding(Caller("acme", "u", "key-a", "acme/key-a"), "secrets", category="s")
@@ -116,10 +117,8 @@ async def test_strangers_hide_no_callers_entries():
     assert len(audit.rows) == MAX_GROUPS + 2
 
 
-async def test_keys_of_one_tenant_hide_no_other_tenants_findings():
+async def test_keys_of_one_tenant_hide_no_other_tenants_findings(audit, refusals):
     """Before, ten keys of a tenant made the findings of all others those of `others`, of no tenant and no filter."""
-    audit = Written()
-    refusals = CountingAudit(audit)
     for at in range(20 * MAX_GROUPS):
         evil = Caller("evil", "u", f"key-{at % 20}", f"evil/key-{at % 20}")
         refusals.note_finding(evil, "secrets", end_user=f"u{at}")

@@ -20,13 +20,10 @@ def hinted(caller: Caller, tiers: tuple[str, ...] = TIERS, **fields: object) -> 
 @pytest.mark.parametrize(
     ("own", "wanted", "served"),
     [
-        ("priority", "flex", "flex"),
-        ("priority", "priority", "priority"),
-        ("", "flex", "flex"),
-        ("", "auto", ""),
+        ("priority", "flex", "flex"), ("priority", "priority", "priority"), ("", "flex", "flex"), ("", "auto", ""),
         ("flex", "standard_only", "flex"),
     ],
-)
+)  # fmt: skip
 def test_a_request_is_served_in_a_tier_that_its_key_may_use(own, wanted, served):
     applied, context = hinted(Caller(tier=own), service_tier=wanted)
     assert applied

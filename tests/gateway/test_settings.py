@@ -26,19 +26,15 @@ def test_defaults():
     assert (settings.triton, settings.port) == ("127.0.0.1:8001", 9000)
 
 
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(InputError, match="cannot be read"):
-        load_settings(tmp_path / "none.yaml")
-
-
 def test_a_file_that_holds_nothing(tmp_path):
     (tmp_path / "gateway.yaml").write_text("# nothing\n")
     assert load_settings(tmp_path / "gateway.yaml").model_dump() == load_settings().model_dump()
 
 
 def test_what_cannot_be_read(tmp_path):
-    with pytest.raises(InputError, match=r" cannot be read \(Is a directory\); name a YAML file"):
-        load_settings(tmp_path)
+    for place, why in ((tmp_path, "Is a directory"), (tmp_path / "none.yaml", "No such file or directory")):
+        with pytest.raises(InputError, match=rf" cannot be read \({why}\); name a YAML file"):
+            load_settings(place)
 
 
 def test_sections_of_file_and_environment_are_laid_over_each_other(tmp_path, monkeypatch):
@@ -76,12 +72,10 @@ ISSUER = "issuer: https://login.example"
         ("tritom: x:1\n", "Unknown setting `tritom`.*did you mean `triton`"),
         ("timeouts: {keep_alive: 1}\n", r"Unknown setting `timeouts\.keep_alive`.*did you mean `keepalive`"),
         ("zzz: 1\n", r"Unknown setting `zzz` \(flags, environment or .*gateway\.yaml\); docs/gateway\.md lists"),
-        ("1: x\n", "Unknown setting `1`"),
         ("models: {smollm2: {tokeniser_dir: /x}}\n", r"`models\.smollm2\.tokeniser_dir`.*did you mean `tokenizer_dir`"),
         ("- {host: x, port: 1}\n", "must be a mapping"),
         ("text\n", "must be a mapping"),
         ("quotas: {each: {rpm: 0}}", r"`quotas\.each\.rpm`.*greater than 0"),
-        ("quotas: {each: {tpm: -5}}", r"`quotas\.each\.tpm`.*greater than 0"),
         ("quotas: {all: {concurrent: 10000000000}}", r"`quotas\.all\.concurrent`.*at most 1000000000"),
         ("quotas: {models: {tiny: {rmp: 5}}}", r"did you mean `rpm`"),
         ("redis: http://u:secret@host", r"`redis`.*not the URL of a Redis"),
@@ -91,8 +85,6 @@ ISSUER = "issuer: https://login.example"
         ("oidc: {issuer: 'http://login.example', audience: a}", "can read or change what is sent without https"),
         (f"oidc: {{{ISSUER}}}", "`oidc.audience`"),
         (f"oidc: {{{ISSUER}, audience: a, algorithms: [HS256]}}", "RS256"),
-        (f"oidc: {{{ISSUER}, audience: a, algorithms: [none]}}", "RS256"),
-        (f"{CLOUD}aliases: {{a: [cloud/big]}}", "must name models of this gateway first"),
         (f"{CLOUD}aliases: {{a: [cloud/big, tiny]}}", "must name models of this gateway first"),
         (f"{CLOUD}aliases: {{a: [b], b: [a]}}", "names the alias b"),
         (f"{CLOUD}aliases: {{a: {{small: b, large: c, overflow: [d]}}}}", "must name models of providers"),

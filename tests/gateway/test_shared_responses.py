@@ -159,13 +159,6 @@ async def test_a_response_that_outgrows_the_store_says_so(card, tokenizer, tmp_p
     assert "response.failed" in again
 
 
-async def test_many_at_once(pair):
-    pair.say("Paris.")
-    made = await asyncio.gather(*(pair.create(at % 2) for at in range(60)))
-    fetched = await asyncio.gather(*(pair.ask(at % 2, "GET", f"/{one['id']}") for at, one in enumerate(made, 1)))
-    assert [answer.json() for answer in fetched] == made
-
-
 async def test_what_cannot_be_stored_says_so(card, tokenizer, tmp_path, monkeypatch):
     """A store that fails costs no answer, and no answer says that it was stored."""
 

@@ -24,20 +24,14 @@ from llmops.yaml_files import is_plain, read_yaml, write_yaml
         *(
             (text, f"is not valid YAML (line {line}, column {column}): indent with spaces, close all quotes and ")
             for text, line, column in (
-                ("a: b: c", 1, 5),
-                ("\ta: 1", 1, 1),
-                ("a: [1", 1, 6),
-                ("a: 'x", 1, 6),
-                ("a: *b", 1, 4),
-                ("a: !b 1", 1, 4),
-                ("a: @b", 1, 4),
-                ("- a\nb: 1", 2, 1),
+                ("a: b: c", 1, 5), ("\ta: 1", 1, 1), ("a: [1", 1, 6), ("a: 'x", 1, 6), ("a: *b", 1, 4),
+                ("a: !b 1", 1, 4), ("a: @b", 1, 4), ("- a\nb: 1", 2, 1),
             )
         ),
         ("a: \0", "is not valid YAML (line 1): a character there cannot be printed; remove it."),
         (b"a: 1\nb: \xff", "is not text in UTF-8 (line 2); save it as UTF-8."),
     ],
-)
+)  # fmt: skip
 def test_a_file_that_is_no_yaml_is_refused_with_its_line(tmp_path, text, said):
     path = tmp_path / "gateway.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())

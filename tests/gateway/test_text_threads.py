@@ -3,6 +3,7 @@
 import asyncio
 import math
 import threading
+from contextlib import closing
 
 import pytest
 from hypothesis import given
@@ -39,9 +40,8 @@ class Held:
 
 @pytest.fixture
 def workers():
-    workers = TextThreadPool(threads=1, backlog=120)
-    yield workers
-    workers.close()
+    with closing(TextThreadPool(threads=1, backlog=120)) as made:
+        yield made
 
 
 async def begun(held: Held) -> None:
@@ -62,7 +62,7 @@ async def test_clients_take_turns(workers):
 
 
 async def test_one_client_with_more_than_the_queue_has_room_for_leaves_room_for_others():
-    workers, held = TextThreadPool(threads=1, backlog=256), Held()
+    held = Held()
 
     async def ask(caller: str) -> str:
         try:
@@ -70,7 +70,7 @@ async def test_one_client_with_more_than_the_queue_has_room_for_leaves_room_for_
         except UnavailableError:
             return "refused"
 
-    try:
+    with closing(TextThreadPool(threads=1, backlog=256)) as workers:
         many = [asyncio.create_task(ask(f"a/{at}")) for at in range(260)]
         others = [asyncio.create_task(ask(f"b{at}/key")) for at in range(20)]
         await begun(held)
@@ -78,9 +78,6 @@ async def test_one_client_with_more_than_the_queue_has_room_for_leaves_room_for_
         assert await asyncio.gather(*others) == ["held"] * 20
         assert (await asyncio.gather(*many)).count("held") == 129  # of 257
         assert await ask("a/new") == "held", "places are given back"
-    finally:
-        held.end.set()
-        workers.close()
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 3), st.booleans()), max_size=60), st.integers(0, 6))
@@ -162,8 +159,8 @@ async def test_after_a_slow_rendering_a_model_s_chats_start_on_a_thread(stack, m
 
 
 async def test_no_more_than_so_many_wait():
-    workers, held = TextThreadPool(threads=1, backlog=2), Held()
-    try:
+    held = Held()
+    with closing(TextThreadPool(threads=1, backlog=2)) as workers:
         open_ones = [asyncio.create_task(workers.run(held, LONG)) for _ in range(2)]
         await begun(held)
         with pytest.raises(UnavailableError, match="Too many long prompts") as refused:
@@ -172,6 +169,3 @@ async def test_no_more_than_so_many_wait():
         held.end.set()
         assert await asyncio.gather(*open_ones) == ["held", "held"]
         assert await workers.run(lambda: 1, LONG) == 1
-    finally:
-        held.end.set()
-        workers.close()

@@ -20,6 +20,7 @@ from llmops.gateway.telemetry.otlp_exporter import OtlpSpanExporter
 from llmops.gateway.telemetry.trace_context import TraceContext, parse_traceparent
 from llmops.gateway.triton.encoder_client import TritonEncoder
 from llmops.gateway.triton.model_metadata import EncoderMetadata
+from tests.gateway.test_seams import Engine
 from tests.support.gateway_stack import become, card_of, in_front_of, running
 from tests.support.otlp_receiver import Receiver, Told, covered, receiving
 from tests.support.scripted_triton import ScriptedTriton, Step
@@ -170,21 +171,16 @@ async def test_a_slow_answer_is_told_with_what_took_so_long(card, tokenizer, rec
 
 async def test_an_answer_that_went_on_elsewhere_is_told_with_where_and_why(tokenizer_dir, tokenizer, receiver):
     card = {**card_of(tokenizer_dir, tokenizer), "max_seq_len": 4096, "batch_invariant": True}
-    tokens = [*tokenizer.encode("The capital of France is Paris."), 0]
-
-    def script(tensors: dict) -> list[Step]:
-        known = next(at for at in range(len(tokens), -1, -1) if at == 0 or tensors["input_ids"][-at:] == tokens[:at])
-        left = [Step((one,)) for one in tokens[known:]]
-        return [*left, Step(final=True)] if known else [*left[:3], Step(drop=True)]
-
-    tritons = [ScriptedTriton(card, script), ScriptedTriton(card, script)]
+    engine = Engine(tokenizer)
+    engine.cut = 3
+    tritons = [ScriptedTriton(card, engine), ScriptedTriton(card, engine)]
     async with in_front_of(*tritons, traces={"endpoint": receiver.url, "ratio": 0.0}) as (client, _):
         await become(client, "ready", "ready")
         chat = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "temperature": 0}
         answer = await client.post("/v1/chat/completions", json=chat)
         assert answer.headers["x-llmops-continued"] == "exact"
         root, others = await one_trace(receiver)
-        first, second = (triton for one in (0, 3) for triton in tritons if _known(triton, tokens) == one)
+    first, second = sorted(tritons, key=lambda one: len(one.requests[0]["input_ids"]))
     move, call = others["continue"], others["chat tiny"]
     assert not root.failed
     assert move.parent == call.id
@@ -196,12 +192,6 @@ async def test_an_answer_that_went_on_elsewhere_is_told_with_where_and_why(token
     }
     replica, continued = call.attributes["llmops.replica"], call.attributes["llmops.continued"]
     assert (replica, continued) == (f"127.0.0.1:{second.port}", "exact")
-
-
-def _known(triton: ScriptedTriton, tokens: list[int]) -> int:
-    """Return the number of the answer's tokens with which its request began."""
-    ids = triton.requests[0]["input_ids"]
-    return max(at for at in range(len(tokens)) if at == 0 or ids[-at:] == tokens[:at])
 
 
 async def test_no_text_and_no_key_is_ever_told(card, tokenizer, receiver):
