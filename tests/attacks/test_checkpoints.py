@@ -220,13 +220,9 @@ def test_one_token_that_is_a_book() -> None:
 @pytest.mark.parametrize(
     ("template", "why"),
     [
-        ("{% for i in range(10**9) %}x{% endfor %}", "OverflowError"),
-        ("{{ 'a' * 10**12 }}", "too much|more than"),
         ("{{ 1 // 0 }}", "ZeroDivisionError"),
-        ("{{ messages.x.y.z }}", "UndefinedError"),
         ("{% if %}", "TemplateSyntaxError"),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError"),
-        ("{{ ''.__class__.__mro__ }}", "SecurityError"),
         ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "more than"),
     ],
 )

@@ -128,9 +128,12 @@ async def why_unavailable(url: str, timeout: float) -> str:
 
 
 @NEVER_ENDING
-async def test_a_prometheus_without_an_end_holds_no_roll_out_up(answer: Answer) -> None:
-    with server(answer) as url, Cost():
-        assert (await Analysis(url, ["x < 1"], time.monotonic).check()).state == "no data"
+async def test_a_prometheus_or_webhook_without_an_end_holds_no_roll_out_up(answer: Answer) -> None:
+    with server(answer) as url:
+        with Cost():
+            assert (await Analysis(url, ["x < 1"], time.monotonic).check()).state == "no data"
+        with Cost():
+            await notify_webhook(rollout(webhook=url), "tester")
 
 
 async def test_a_long_answer_of_prometheus_is_not_parsed() -> None:
@@ -156,12 +159,6 @@ async def test_an_odd_prometheus_is_no_data(body: object) -> None:
     assert result.state == "no data"
     assert len(result.reason) < 1000
     assert result.reason.isprintable()
-
-
-@NEVER_ENDING
-async def test_a_webhook_without_an_end_holds_no_roll_out_up(answer: Answer) -> None:
-    with server(answer) as url, Cost():
-        await notify_webhook(rollout(webhook=url), "tester")
 
 
 async def test_no_secret_of_a_url_is_in_the_log(caplog) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import signal
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 
 from llmops.gateway.settings import GatewaySettings
 from llmops.model_repository.generate import generate_repository, read_engines
-from tests.fleet.test_real_replicas import tell
+from tests.fleet.test_real_replicas import served, tell
 from tests.steps.test_drain import Serve
 from tests.support import gateway_stack
 from tests.support.gateway_stack import replica_lines, serving
@@ -39,15 +38,9 @@ def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def servers(minilm: Path, tmp_path: Path) -> Iterator[list[Serve]]:
-    started: list[Serve] = []
-    for _ in range(3):
-        started.append(Serve(minilm, Path(tempfile.mkdtemp(dir=tmp_path)), 60))
-    yield started
-    for one in started:
-        print(one.log)
-        tell(one, signal.SIGCONT)
-        tell(one, signal.SIGKILL)
-        one.process.wait()
+    with served(minilm, tmp_path, 3) as started:
+        yield started
+        print(*(one.log for one in started))
 
 
 async def embed(client: httpx.AsyncClient) -> np.ndarray:

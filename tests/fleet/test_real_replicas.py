@@ -5,7 +5,8 @@ import functools
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +33,13 @@ def mock(engine_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_mock_engine(engine_dir, tmp_path_factory.mktemp("mock") / "repository", paged=constant(STEP, 0, 2048))
 
 
-@pytest.fixture
-def serve(mock: Path, tmp_path: Path) -> Iterator[Callable[[], Serve]]:
+@contextmanager
+def served(repository: Path, folder: Path, count: int) -> Iterator[list[Serve]]:
+    """Start `llmops serve` so many times, and end all of them, also those that a test has stopped."""
     started: list[Serve] = []
-
-    def start() -> Serve:
-        one = Serve(mock, Path(tempfile.mkdtemp(dir=tmp_path)), 60)
-        started.append(one)
-        return one
-
-    yield start
+    for _ in range(count):
+        started.append(Serve(repository, Path(tempfile.mkdtemp(dir=folder)), 60))
+    yield started
     for one in started:
         tell(one, signal.SIGCONT)
         tell(one, signal.SIGKILL)
@@ -100,8 +98,14 @@ async def texts(tasks: list[asyncio.Task[httpx.Response]]) -> set[str]:
     return {one.json()["choices"][0]["text"] for one in answers}
 
 
-async def test_two_are_one_model_and_each_fault_leaves_it_there(serve) -> None:
-    first, second = await asyncio.gather(asyncio.to_thread(serve), asyncio.to_thread(serve))
+@pytest.fixture
+def two(mock: Path, tmp_path: Path) -> Iterator[list[Serve]]:
+    with served(mock, tmp_path, 2) as started:
+        yield started
+
+
+async def test_two_are_one_model_and_each_fault_leaves_it_there(two) -> None:
+    first, second = two
     a, b = first.address, second.address
     settings = GatewaySettings(replicas=[a, b, "127.0.0.1:9"], refresh="0.5s")
     async with serving(settings) as (client, _):

@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import anthropic
 import pytest
@@ -38,52 +38,42 @@ def text_block(text, **fields):
 
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-shared = pytest_asyncio.fixture(scope="module", loop_scope="module")
 
 
 @asynccontextmanager
-async def served(tokenizer_dir, tokenizer, directory, template=None):
+async def served(tokenizer_dir, tokenizer, directory, template):
     """A model with that template, and the SDK's client as `stack.sdk`."""
     shutil.copytree(tokenizer_dir, directory)
     if template is not None:
         (directory / "chat_template.jinja").write_text(template)
-    card = card_of(directory, tokenizer)
-    if template is not None:
-        card["max_seq_len"] = 2048
+    card = card_of(directory, tokenizer) | ({} if template is None else {"max_seq_len": 2048})
     async with running(card, tokenizer) as stack, sdk_of(stack) as stack.sdk:
         yield stack
 
 
-@shared
-async def shared_agent(tokenizer_dir, tokenizer, tmp_path_factory):
-    async with served(tokenizer_dir, tokenizer, tmp_path_factory.mktemp("agent") / "t", TEMPLATE) as stack:
-        yield stack
-
-
-@shared
-async def shared_plain(tokenizer_dir, tokenizer, tmp_path_factory):
-    async with served(tokenizer_dir, tokenizer, tmp_path_factory.mktemp("plain") / "t") as stack:
-        yield stack
-
-
-@shared
-async def shared_degrees(tokenizer_dir, tokenizer, tmp_path_factory):
-    async with served(tokenizer_dir, tokenizer, tmp_path_factory.mktemp("degrees") / "t", DEGREES) as stack:
-        yield stack
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def models(tokenizer_dir, tokenizer, tmp_path_factory):
+    async with AsyncExitStack() as running_ones:
+        yield [
+            await running_ones.enter_async_context(
+                served(tokenizer_dir, tokenizer, tmp_path_factory.mktemp("model") / "t", template)
+            )
+            for template in (TEMPLATE, None, DEGREES)
+        ]
 
 
 @pytest.fixture
-def agent(shared_agent):
+def agent(models):
     """A model that thinks and calls."""
-    shared_agent.triton.requests.clear()
-    return shared_agent
+    models[0].triton.requests.clear()
+    return models[0]
 
 
 @pytest.fixture
-def plain(shared_plain):
+def plain(models):
     """A model that only talks, with a context of 256 tokens."""
-    shared_plain.triton.requests.clear()
-    return shared_plain
+    models[1].triton.requests.clear()
+    return models[1]
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
@@ -316,10 +306,10 @@ async def test_thinking_is_the_templates_switch(agent, fields, closed):
         ({"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}}, "none"),
     ],
 )
-async def test_degrees_of_thinking(shared_degrees, fields, effort):
-    shared_degrees.say("ok")
-    await ask(shared_degrees, **fields)
-    assert prompt_of(shared_degrees) == f"{effort}Hello"
+async def test_degrees_of_thinking(models, fields, effort):
+    models[2].say("ok")
+    await ask(models[2], **fields)
+    assert prompt_of(models[2]) == f"{effort}Hello"
 
 
 async def test_what_changes_nothing_is_said(plain):
