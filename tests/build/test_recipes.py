@@ -193,6 +193,9 @@ def test_a_field_that_the_model_cannot_have_is_refused(hub_id, gpu, setting, say
     ("deepseek-ai/DeepSeek-V3.2", f"--gpu h200-sxm {EIGHT}", ""),
     ("deepseek-ai/DeepSeek-V3.2", f"--gpu b200-sxm {EIGHT} --kv-cache fp8", ""),
     ("deepseek-ai/DeepSeek-R1-0528", f"--gpu h200-sxm {EIGHT} --kv-cache fp8", ""),
+    # "trtllm-gen kernel library does not ship context kernels for headDim=96 (affects Phi-3 family models)"
+    ("microsoft/Phi-3.5-mini-instruct", "--gpu b200-sxm --quant fp8 --kv-cache fp8", "no FP8 attention for heads of"),
+    ("microsoft/Phi-3.5-mini-instruct", "--gpu b200-sxm --quant fp8", ""),
 ])  # fmt: skip
 def test_a_gpu_without_kernels_is_refused(hub_id, words, says):
     error = dry_run(hub_id, *words.split())[1]

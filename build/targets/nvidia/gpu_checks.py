@@ -63,9 +63,9 @@ def _check_experts_dtype(request: BuildRequest) -> None:
 
 
 def _check_blackwell(request: BuildRequest, gpu: GpuSpec) -> None:
-    """Raise InputError for a Blackwell GPU for which trtllm-build makes no such engine.
+    """Raise InputError for a Blackwell GPU for which TensorRT-LLM makes no such engine.
 
-    Source: `build` of `tensorrt_llm/builder.py` at 1.2.1.
+    Source of what trtllm-build makes: `build` of `tensorrt_llm/builder.py` at 1.2.1.
     """
     narrow = not request.quant_format.blackwell_engine or request.kv_cache == "int8"
     if request.spec.target == "tensorrt" and 100 <= gpu.sm < 120 and narrow:
@@ -74,9 +74,9 @@ def _check_blackwell(request: BuildRequest, gpu: GpuSpec) -> None:
             "fp8; choose those, or --target pytorch."
         )
     # NVIDIA/TensorRT-LLM #8308 reports "FP8 FMHA cannot be enabled because Context FMHA is not
-    # supported".
+    # supported" for an engine; the LLM API uses the same AttentionOp (`cpp/tensorrt_llm/thop`).
     head = request.checkpoint.architecture.head_dim
-    if request.spec.target == "tensorrt" and gpu.sm == 100 and request.kv_cache == "fp8" and head == 96:
+    if gpu.sm == 100 and request.kv_cache == "fp8" and head == 96:
         raise InputError(
             f"On --gpu {gpu.name}, TensorRT-LLM has no FP8 attention for heads of {head}; use --kv-cache auto."
         )
