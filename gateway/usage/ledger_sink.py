@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from datetime import timedelta
 from functools import partial
 from uuid import NAMESPACE_URL, UUID, uuid5
 
@@ -69,7 +70,7 @@ class LedgerSink(UsageSink):
 def write_events(connection: Connection, events: Sequence[UsageEvent]) -> WriteResult:
     """Write the events that the ledger does not have yet.
 
-    An event without a price gets the price in force at the time of the event. An event is parked
+    An event without a price gets the price in force at the start of the request. An event is parked
     with a reason if it cannot be billed, or if its tenant, user and key do not belong together.
     """
     unpriced = {event.model for event in events if event.price_id is None}
@@ -129,7 +130,8 @@ def _prices_of(connection: Connection, model: str) -> Sequence[Price] | None:
 def _priced(event: UsageEvent, prices: dict[str, Sequence[Price] | None]) -> UsageEvent:
     if event.price_id is not None:
         return event
-    price = price_in_force(prices[event.model] or (), event.at)
+    started = event.at - timedelta(milliseconds=_count(event.latency_ms) or 0)
+    price = price_in_force(prices[event.model] or (), started)
     if price is None:
         return event
     used = Usage(event.input_tokens, event.output_tokens, cached_tokens=event.cached_tokens)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -279,8 +280,10 @@ class _RequestUsage(UsageRecorder):
         if usage is None or (outcome.finish in _FAILED_FINISH_REASONS and not usage.completion_tokens):
             writer.release(self._slot)
             return
-        caller, started, at = context.caller, context.started, utc_now()
-        cost, price_id = writer.prices.bill(self._model, usage, at)
+        caller, at = context.caller, utc_now()
+        seconds = time.perf_counter() - context.started
+        # The price of the start is the one by which budgets reserve money.
+        cost, price_id = writer.prices.bill(self._model, usage, at - timedelta(seconds=seconds))
         event = UsageEvent(
             id=format_event_id(*self._id),
             gateway_id=writer.gateway_id,
@@ -299,8 +302,8 @@ class _RequestUsage(UsageRecorder):
             price_id=price_id,
             status=outcome.status,
             finish_reason=outcome.finish or None,
-            ttft_ms=round((first - started) * 1000) if first else None,
-            latency_ms=round((time.perf_counter() - started) * 1000),
+            ttft_ms=round((first - context.started) * 1000) if first else None,
+            latency_ms=round(seconds * 1000),
             priority=caller.tier or None,
             version=context.version or None,
             replica=replica or None,

@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import perf_counter
 from uuid import UUID
 
 from hypothesis import given, settings
@@ -210,8 +211,8 @@ async def test_an_outbox_that_is_not_emptied_is_bounded(tmp_path):
     assert had == list(range(1, count + 40))
 
 
-def ask(writer: OutboxWriter, tokens: int, end: bool = True) -> None:
-    context = RequestContext("req_1", caller=ANN)
+def ask(writer: OutboxWriter, tokens: int, end: bool = True, seconds: float = 0.0) -> None:
+    context = RequestContext("req_1", caller=ANN, started=perf_counter() - seconds)
     recorder = writer.recorder(context)
     recorder.begin("smollm2", f"chatcmpl-{tokens}", 37)
     recorder.count(tokens)
@@ -282,6 +283,20 @@ async def test_killed_while_open_answers_are_recovered(tmp_path, monkeypatch):
         first = await recovered(tmp_path)
     assert await recovered(tmp_path) == first
     assert len(first) == 2
+
+
+async def test_a_price_that_changes_during_an_answer_does_not_change_its_cost(tmp_path):
+    """Before the fix, an answer that a budget of $0.05 allowed by the old price cost $5 by the new one."""
+
+    class Prices(NoPrices):
+        def bill(self, model, usage, at):
+            return usage.completion_tokens * (100 if datetime.now(UTC) - at < timedelta(seconds=10) else 1), "p"
+
+    outbox = UsageOutbox(tmp_path)
+    writer = OutboxWriter(tmp_path, outbox, Prices())
+    ask(writer, 5, seconds=20)
+    writer.flush()
+    assert [one.cost_micros for one in await all_of(outbox)] == [5]
 
 
 def test_a_folder_is_one_processes(tmp_path):

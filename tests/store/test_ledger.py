@@ -195,12 +195,12 @@ async def _arrived(sink, events) -> None:
 # -- what the tables take --------------------------------------------------------------------------------------------
 
 
-async def test_an_event_without_a_price_gets_that_of_its_time(store, url, by):
+async def test_an_event_without_a_price_gets_that_of_its_start(store, url, by):
     at = by.at
     async with store.write() as connection:
         await set_price(connection, Price("tiny", at, 1_000_000, 500_000, 2_000_000), by)
     sink = LedgerSink(url)
-    early = event(0, at=at.replace(year=2025), cost_micros=0, price_id=None)
+    early = event(0, at=at + timedelta(seconds=9), cost_micros=0, price_id=None, latency_ms=10_000)
     late = event(1, at=at.replace(year=2027), cost_micros=0, price_id=None, cached_tokens=30)
     priced = event(2, at=at.replace(year=2027))
     await sink.write([early, late, priced, event(3, model="other", price_id=None, cost_micros=0)])
