@@ -131,6 +131,18 @@ def test_it_is_worth_something(smollm2_tokenizer) -> None:
     assert smollm2_tokenizer.min_token_count("7" * 400_000, 131_072) > 131_072
 
 
+def test_a_long_text_that_fits_is_not_tokenized_twice(smollm2_tokenizer, monkeypatch) -> None:
+    text, tokenized, encode = "The weather of today is rather fine. " * 10_000, [], TextTokenizer.encode
+
+    def counted(self, part, **options):
+        tokenized.append(len(part))
+        return encode(self, part, **options)
+
+    monkeypatch.setattr(TextTokenizer, "encode", counted)
+    assert smollm2_tokenizer.min_token_count(text, 131_072) == 0
+    assert sum(tokenized) < len(text) / 10
+
+
 def test_it_stops_when_it_knows_enough(smollm2_tokenizer) -> None:
     assert 8192 < smollm2_tokenizer.min_token_count("7" * 16_000_000, 8192) < 100_000
 
