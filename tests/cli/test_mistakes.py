@@ -250,7 +250,6 @@ def test_serve_takes_only_ports_and_times_that_there_are(tmp_path, ports):
             ("up", "smollm2", "--dir", "{file}/x"),
             "cannot be written (Not a directory); choose another folder with --dir.",
         ),
-        (("up", "smollm2", "--target", "pytorch", "--dir", "{new}"), "need TensorRT-LLM, which is not installed here"),
         (("up", "smollm2", "--target", "tensorrt", "--dir", "{new}"), "need TensorRT-LLM, which is not installed here"),
         (("repo", "{engine}", "-o", "{file}/x"), "/file/x cannot be written ("),
         (("serve", "{engine}"), "is an engine, not a model repository: `llmops repo "),

@@ -65,12 +65,6 @@ def test_manifest(engine):
     assert manifest.extra.embedding.model_dump() == {"dimensions": 384, "pooling": "mean", "normalised": True}
 
 
-def test_the_same_build_again_is_there_already(engine):
-    manifest, cached = build(BuildSpec(checkpoint="minilm", output=engine[0]))
-    assert cached
-    assert manifest == engine[1]
-
-
 @pytest.mark.parametrize(
     ("fields", "says"),
     [

@@ -53,15 +53,10 @@ def test_serve_says_when_it_is_ready_and_ends_on_sigterm(tmp_path: Path) -> None
         "Open to this machine only: gRPC, metrics and HTTP. Metrics are closed by --no-metrics. "
         "HTTP is closed without --http.\n"
     )
-    (group,) = children(process.pid)
+    (group,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
     process.send_signal(signal.SIGTERM)
     assert process.wait(120) == 0
     assert processes(group) == []
-
-
-def children(pid: int) -> list[int]:
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(child) for child in text.split()]
 
 
 def test_doctor_is_content_with_a_machine_that_can_serve() -> None:

@@ -19,7 +19,6 @@ from tokenizers import Tokenizer
 
 pytest.importorskip("openvino_genai")
 
-import pytest
 from llmops_engine.engine_runtime import EngineRuntime
 from llmops_engine.guided.sandbox import GrammarLimits, GrammarMeasurement, GrammarSandbox
 from llmops_engine.loop import ActiveRequest, EngineLoop

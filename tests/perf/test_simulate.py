@@ -287,13 +287,11 @@ def test_a_herd_comes_in_the_middle_of_other_load_after_ten_minutes_without_repl
     [
         ((), "one of --rate, --day, --herd, --trace and --bench"),
         (("--rate", "1", "--day", "5"), "one of --rate, --day, --herd, --trace and --bench"),
-        (("--rate", "1", "--policy", "best"), "--policy best is not a policy; choose from cheapest, least-loaded"),
         (("--rate", "1", "--policy", "cheapest+fast"), "only no-queue can follow the +; write cheapest+no-queue."),
         (
             ("--rate", "1", "--policy", "cheapest,best"),
             "--policy best is not a policy; choose from cheapest, least-loaded",
         ),
-        (("--day", "1000", "--herd", "5"), "one of --rate, --day, --herd, --trace and --bench"),
         (("--rate", "1", "--herd", "many@5s"), "write a number of clients, or CLIENTS@TIME such as 5000@10h"),
         (("--rate", "1", "--scale", "1..2", "--rollout", "5s"), "leave out --rollout"),
         (("--rate", "1", "--replicas", "2", "--fail", "2@5s"), "replicas are numbered from 0 to 1"),

@@ -366,6 +366,13 @@ def test_the_layers_of_a_mixed_precision_are_checked_too(checkpoint, tmp_path):
         make_request(spec("pytorch", options={"image": "26.07"}), source)
 
 
+def made(job, folder):
+    """Return the model's folder after a build in `folder`."""
+    (folder / "work" / "tokenizer").mkdir(parents=True)
+    job.build(folder / "work", SilentProgress())
+    return folder / "work" / "model"
+
+
 def test_a_plain_checkpoint_with_an_fp8_cache_stays_as_it_is(checkpoint, tmp_path):
     """TensorRT-LLM refuses a quantisation file without an algorithm of the weights, so the arguments name the cache."""
     source = checkpoint("llama")
@@ -373,11 +380,9 @@ def test_a_plain_checkpoint_with_an_fp8_cache_stays_as_it_is(checkpoint, tmp_pat
     assert job.request.exports_unchanged
     assert not job.request.calibrates
     assert job.arguments["kv_cache_config"]["dtype"] == "fp8"
-    (tmp_path / "work" / "tokenizer").mkdir(parents=True)
-    job.build(tmp_path / "work", SilentProgress())
-    assert not (tmp_path / "work" / "model" / "hf_quant_config.json").exists()
-    weights = (tmp_path / "work" / "model" / "model.safetensors").read_bytes()
-    assert weights == (source.path / "model.safetensors").read_bytes()
+    model = made(job, tmp_path)
+    assert not (model / "hf_quant_config.json").exists()
+    assert (model / "model.safetensors").read_bytes() == (source.path / "model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize(("image", "has"), [("26.07", 5e5), ("trtllm-1.3", None)])
@@ -388,9 +393,7 @@ def test_a_checkpoint_of_transformers_5_keeps_its_rotation_for_transformers_4(tm
     rotation = {**scaled, "rope_theta": 5e5}
     source = open_checkpoint(str(write_checkpoint(tmp_path / "source", "llama", rope_parameters=rotation)))
     job = pytorch.target.prepare(spec("pytorch", tmp_path / "e", options={"image": image}), source)
-    (tmp_path / "work" / "tokenizer").mkdir(parents=True)
-    job.build(tmp_path / "work", SilentProgress())
-    config = json.loads((tmp_path / "work" / "model" / "config.json").read_text())
+    config = json.loads((made(job, tmp_path) / "config.json").read_text())
     assert config.get("rope_theta") == has
     assert config.get("rope_scaling") == (has and {**scaled, "type": "llama3"})
     before = json.loads((source.path / "config.json").read_text())
@@ -403,9 +406,7 @@ def test_a_model_with_encoders_is_passed_on_with_what_its_processor_reads(tmp_pa
     source = write_checkpoint(tmp_path / "source", "gemma3")
     (source / "preprocessor_config.json").write_text('{"image_processor_type": "Gemma3ImageProcessor"}')
     job = pytorch.target.prepare(spec("pytorch", tmp_path / "e"), open_checkpoint(str(source)))
-    (tmp_path / "work" / "tokenizer").mkdir(parents=True)
-    job.build(tmp_path / "work", SilentProgress())
-    assert (tmp_path / "work" / "model" / "preprocessor_config.json").is_file()
+    assert (made(job, tmp_path) / "preprocessor_config.json").is_file()
     (source / "processor_config.json").write_text("[")
     with pytest.raises(CheckpointError, match="processor_config"):
         open_checkpoint(str(source))

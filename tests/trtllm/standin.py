@@ -452,7 +452,6 @@ class LLM:
         self.arguments = _arguments(self.later)(model=model, tensor_parallel_size=tensor_parallel_size, **kwargs)
         self.sampler = kwargs.get("sampler_type") or "TorchSampler"
         self.results: list[RequestOutput] = []
-        self.salts: list[str | None] = []
         self.down = self.dead = False
         # a shutdown aborts all requests (executor/proxy.py, `pre_shutdown`): they end with what they have, as
         # "cancelled" (executor/result.py, `_handle_sequence`)
@@ -481,7 +480,6 @@ class LLM:
         streaming: bool = False, kv_cache_retention_config: Any = None, disaggregated_params: Any = None,
         trace_headers: Any = None, scheduling_params: Any = None, cache_salt: str | None = None,
     ) -> RequestOutput:  # fmt: skip
-        self.salts.append(cache_salt)
         if self.dead:
             raise EngineDeadError("worker 0 exited") if self.later else RuntimeError("LLM is shutting down")
         if self._executor.is_shutdown():

@@ -69,7 +69,6 @@ class FinishReason(enum.Enum):
     END_ID = 1
     STOP_WORDS = 2
     LENGTH = 3
-    TIMED_OUT = 4
     CANCELLED = 5
 
 
@@ -132,7 +131,6 @@ class ExtendedRuntimePerfKnobConfig(_Bound):
 class GuidedDecodingConfig(_Bound):
     class GuidedDecodingBackend(enum.Enum):
         XGRAMMAR = 0
-        LLGUIDANCE = 1
 
     fields: ClassVar[dict[str, Any]] = {
         "backend": (GuidedDecodingBackend, _UNSET), "encoded_vocab": ((list, _NONE), None),
@@ -146,7 +144,6 @@ class GuidedDecodingParams(_Bound):
         JSON_SCHEMA = 1
         REGEX = 2
         EBNF_GRAMMAR = 3
-        STRUCTURAL_TAG = 4
 
     fields: ClassVar[dict[str, Any]] = {"guide_type": (GuideType, _UNSET), "guide": ((str, _NONE), None)}
 
