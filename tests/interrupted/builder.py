@@ -22,6 +22,7 @@ from typing import Any
 
 import llmops.cli.build
 import llmops.cli.main  # noqa: F401
+from tests.support.forked_cli import run_here
 
 
 def warm_up(source: str) -> None:
@@ -78,24 +79,12 @@ def child(order: dict[str, Any], out: Path, err: Path, count: Path) -> None:
         own_disk(disk["at"], disk["kilobytes"])
     if "call" in (order.get("stop") or {}):
         trap(order["stop"])
-    sys.argv = ["llmops", *order["argv"]]
-    code = 1
-    try:
-        from llmops.cli.main import main
-
-        main()
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else 0
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        left = sorted(map(str, Path(disk["at"]).rglob("*"))) if disk else []
-        count.write_text(json.dumps({"left": left}))
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    code = run_here(order["argv"])
+    left = sorted(map(str, Path(disk["at"]).rglob("*"))) if disk else []
+    count.write_text(json.dumps({"left": left}))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def own_disk(at: str, kilobytes: int) -> None:

@@ -7,8 +7,6 @@ import pytest
 
 from tests.support.tiny_models import write_checkpoint
 
-_HERE = Path(__file__).parent
-
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 
@@ -17,9 +15,9 @@ class Builder:
 
     def __init__(self, source: Path, cache: Path):
         self.cache = cache
-        self.process = subprocess.Popen(
-            [sys.executable, _HERE / "builder.py", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        command = [sys.executable, "-m", "tests.interrupted.builder", source]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=Path(__file__).parents[2])
         assert self.process.stdout.readline() == "ready\n"
 
     def begin(self, *argv, env=None, **order):

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -196,25 +197,27 @@ def _command(connection: socket.socket) -> None:
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["env"])
-    sys.argv = ["llmops", *order["argv"]]
-    code = 1
+    code = run_here(order["argv"])
+    # as at the end of an interpreter, without the destruction of all modules
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def run_here(arguments: list[str]) -> int:
+    """Run `llmops` with these arguments in this process, and return its exit code."""
+    sys.argv = ["llmops", *arguments]
     try:
         from llmops.cli.main import main
 
         main()
     except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+        return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
     except BaseException:
-        import traceback
-
         traceback.print_exc()
-    finally:
-        # as at the end of an interpreter, without the destruction of all modules
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    return 1
 
 
 if __name__ == "__main__":
