@@ -34,7 +34,7 @@ def test_no_panel_is_empty(promtool, engine_dir, monkeypatch):
     assert len(silent) > 20
     with watched(engine_dir) as stack:
         stack.habits.leaving = True
-        stack.told.values = {**PLAYED, "llmops_usage_lag_seconds": 0.5}
+        stack.told.update({**PLAYED, "llmops_usage_lag_seconds": 0.5})
 
         def all_have_shown_something() -> bool:
             silent.difference_update([one for one in silent if stack.prometheus.query(one)])

@@ -143,14 +143,19 @@ async def kill_rounds(
     return times
 
 
-async def mock_rounds(
-    folder: Path, rounds: int, streams: int = 32, tokens: int = 40, wait: float = 0.03
-) -> list[float]:
-    """Run the rounds with a scripted engine that answers each question differently."""
+def told_answers(folder: Path, tokens: int, wait: float) -> ToldAnswers:
+    """Return a scripted engine that answers each question differently. `folder` receives its tokenizer."""
     (tokenizer_dir := folder / "tokenizer").mkdir()
     write_tokenizer(tokenizer_dir)
     tokenizer = TextTokenizer(tokenizer_dir)
-    told = ToldAnswers(card_of(tokenizer_dir, tokenizer), tokenizer, tokens, wait)
+    return ToldAnswers(card_of(tokenizer_dir, tokenizer), tokenizer, tokens, wait)
+
+
+async def mock_rounds(
+    folder: Path, rounds: int, streams: int = 32, tokens: int = 40, wait: float = 0.03
+) -> list[float]:
+    """Run the rounds with `told_answers`."""
+    told = told_answers(folder, tokens, wait)
     await told.triton.start()
 
     def ask(number: int) -> ResumingReader:

@@ -15,15 +15,11 @@ from pathlib import Path
 import click
 import httpx
 
-from llmops.gateway.text.tokenizer import TextTokenizer
-from tests.faults.gateway_kills import store_is_open
+from tests.faults.gateway_kills import store_is_open, told_answers
 from tests.support.forked_gateways import ForkedGateway
-from tests.support.gateway_stack import card_of
 from tests.support.resuming_reader import CHAT, OPENAI, BackgroundReader, ResumingReader
 from tests.support.servers import Valkey
 from tests.support.tcp_proxy import TcpProxy
-from tests.support.tokenizer_files import write_tokenizer
-from tests.support.told_answers import ToldAnswers
 from tests.support.waiting import eventually
 
 #: Bytes after which a connection is reset, at least and at most: some do not get past the headers of their answer.
@@ -37,10 +33,7 @@ async def cut_streams(folder: Path, streams: int, tokens: int = 120, seed: int =
 
     Raises AssertionError if a stream is not what it is without a cut.
     """
-    (tokenizer_dir := folder / "tokenizer").mkdir()
-    write_tokenizer(tokenizer_dir)
-    tokenizer, chance = TextTokenizer(tokenizer_dir), random.Random(seed)
-    told = ToldAnswers(card_of(tokenizer_dir, tokenizer), tokenizer, tokens, wait=0.01)
+    told, chance = told_answers(folder, tokens, wait=0.01), random.Random(seed)
     await told.triton.start()
     began = time.monotonic()
     with Valkey() as valkey:

@@ -4,8 +4,10 @@ import http.client
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from urllib.parse import urlsplit
 
 SYSTEM = "You answer in one word. " * 60
@@ -25,28 +27,16 @@ class Habits:
     leaving: bool = False
 
 
-class _Client(threading.Thread):
-    def __init__(self, url: str, model: str, habits: Habits, number: int) -> None:
-        super().__init__(name=f"client-{number}", daemon=True)
-        self._address, self._model, self._habits, self._number = urlsplit(url).netloc, model, habits, number
-        self.over = threading.Event()
-
-    def run(self) -> None:
-        asked = 0
-        while not self.over.wait(PAUSE):
-            asked += 1
-            try:
-                self._ask(asked)
-            except (OSError, http.client.HTTPException):
-                # some faults take the server away
-                continue
-
-    def _ask(self, asked: int) -> None:
-        habits = self._habits
-        own = f"{self._number}.{asked} "
+def _ask(address: str, model: str, habits: Habits, number: int, over: threading.Event) -> None:
+    for asked in count(1):
+        if over.wait(PAUSE):
+            return
+        own = f"{number}.{asked} "
         text = SYSTEM + own if habits.alike else own * 60 + SYSTEM
-        body = {"model": self._model, "prompt": text, "max_tokens": 2, "ignore_eos": True, "stream": True}
-        with closing(http.client.HTTPConnection(self._address, timeout=60)) as connection:
+        body = {"model": model, "prompt": text, "max_tokens": 2, "ignore_eos": True, "stream": True}
+        connection = http.client.HTTPConnection(address, timeout=60)
+        # some faults take the server away
+        with closing(connection), suppress(OSError, http.client.HTTPException):
             connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
             response = connection.getresponse()
             if not (habits.leaving and asked % 3):
@@ -54,16 +44,13 @@ class _Client(threading.Thread):
 
 
 @contextmanager
-def clients(url: str, model: str, count: int) -> Iterator[Habits]:
-    """`count` of them; their habits may be changed at any time."""
-    habits = Habits()
-    running = [_Client(url, model, habits, number) for number in range(count)]
-    for one in running:
-        one.start()
-    try:
-        yield habits
-    finally:
-        for one in running:
-            one.over.set()
-        for one in running:
-            one.join()
+def clients(url: str, model: str, number: int) -> Iterator[Habits]:
+    """`number` of them; their habits may be changed at any time."""
+    habits, over, address = Habits(), threading.Event(), urlsplit(url).netloc
+    with ThreadPoolExecutor(number) as pool:
+        for at in range(number):
+            pool.submit(_ask, address, model, habits, at, over)
+        try:
+            yield habits
+        finally:
+            over.set()

@@ -4,16 +4,16 @@ import contextlib
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from tests.faults.alerts.clients import Habits, clients
-from tests.faults.alerts.exporter import Told, told
 from tests.support.mock_engine.llmops_engine.runtimes.faults import command_faults
 from tests.support.mock_engine.planned import constant
 from tests.support.mock_engine.served import served_mock_engine
+from tests.support.pages import Page, PageServer
 from tests.support.prometheus.server import Prometheus, prometheus
 from tests.support.stack import Service, gateway
 
@@ -48,23 +48,24 @@ PLANTED = {
 
 @dataclass
 class Watched:
-    """A stack that Prometheus looks at, and what can be done to it."""
+    """A stack that Prometheus looks at, and what can be done to it.
+
+    Attributes:
+        told: Metrics that no process of the stack has: those of evaluations, which the node exporter reads from a
+            file, and of a ledger, each series by its name with its labels.
+    """
 
     prometheus: Prometheus
     triton: Service
     gateway: Service
     habits: Habits
-    told: Told
+    told: dict[str, float]
     faults: Path
 
     def settle(self) -> None:
         """Wait until all is well: traffic whose prompts are in the cache, and no alert."""
-        self.told.values = {
-            f'llm_eval_score{{model="{MODEL}",eval="top1"}}': 0.99,
-            f'llm_eval_baseline{{model="{MODEL}",eval="top1"}}': 0.99,
-            "llmops_usage_lag_seconds": 0.5,
-            **PLAYED,
-        }
+        baseline = {f'llm_eval_{of}{{model="{MODEL}",eval="top1"}}': 0.99 for of in ("score", "baseline")}
+        self.told.update({**baseline, **PLAYED, "llmops_usage_lag_seconds": 0.5})
         command_faults(self.faults)
         self.habits.alike, self.habits.leaving = True, False
         good = "llm_goodput_ratio > 0.95 and on (model) llm_prefix_cache_hit_rate > 0.5"
@@ -77,16 +78,15 @@ class Watched:
         self.habits.alike, self.habits.leaving = False, True
         used = {"kv_blocks_used": round(0.97 * BLOCKS)}
         command_faults(self.faults, slow=SLOW, lie=used)
-        self.told.values[f'llm_eval_score{{model="{MODEL}",eval="top1"}}'] = 0.9
-        self.told.values["llmops_usage_lag_seconds"] = 400.0
+        self.told[f'llm_eval_score{{model="{MODEL}",eval="top1"}}'] = 0.9
+        self.told["llmops_usage_lag_seconds"] = 400.0
         self._wait(lambda: self.prometheus.firing() >= PLANTED, f"all of {sorted(PLANTED)}")
 
     def lose_triton(self) -> None:
         os.kill(self.triton.pid, signal.SIGKILL)
         self._wait(lambda: SERVER_LOST in self.prometheus.firing(), SERVER_LOST)
 
-    def _wait(self, holds: object, what: str) -> None:
-        assert callable(holds)
+    def _wait(self, holds: Callable[[], object], what: str) -> None:
         self.prometheus.wait(holds, SECONDS, what)
 
 
@@ -100,7 +100,10 @@ def watched(engine: Path) -> Iterator[Watched]:
         paged = constant(STEP, READ, BLOCKS)
         triton = stack.enter_context(served_mock_engine(engine, STEP, paged=paged, faults=faults))
         front = stack.enter_context(gateway(triton.address, "--config", str(settings)))
-        other = stack.enter_context(told())
+        told: dict[str, float] = {}
+        plain = {"content-type": "text/plain; version=0.0.4"}
+        pages = PageServer(lambda _: Page("".join(f"{one} {told[one]}\n" for one in [*told]), headers=plain))
+        other = stack.enter_context(pages)
         targets = {
             "llmops-gateway": [urlsplit(front.address).netloc],
             "llmops-triton": [urlsplit(triton.metrics).netloc],
@@ -108,4 +111,4 @@ def watched(engine: Path) -> Iterator[Watched]:
         }
         looking = stack.enter_context(prometheus(targets, sorted(ALERTS.absolute().glob("*.yaml"))))
         habits = stack.enter_context(clients(front.address, MODEL, CLIENTS))
-        yield Watched(looking, triton, front, habits, other, faults)
+        yield Watched(looking, triton, front, habits, told, faults)

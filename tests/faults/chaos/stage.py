@@ -42,11 +42,6 @@ class Program:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
     def start(self) -> None:
         with open(self._log, "ab") as log:
             self._process = ForkedProcess(self._command, self._env, log.fileno())
@@ -54,12 +49,6 @@ class Program:
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
-
-    def stop(self) -> None:
-        """Stop the process with SIGTERM."""
-        if self._process is not None:
-            self._process.terminate()
             self._process.wait()
 
     def page(self, path: str, key: str = "") -> str | None:
