@@ -21,9 +21,6 @@ class Gateway(LiveProcess):
         self.url = self.found(r"listens on (http://\S+)")
         wait_ready(f"{self.url}/health/ready")
 
-    def close(self) -> None:
-        self.kill()
-
 
 @pytest.fixture(scope="session")
 def mock_triton(engine_dir, tmp_path_factory):
@@ -44,4 +41,4 @@ def start_gateway(tmp_path):
 
     yield start
     for gateway in started:
-        gateway.close()
+        gateway.kill()

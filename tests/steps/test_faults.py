@@ -5,8 +5,8 @@ import json
 import os
 import re
 import signal
-import time
 import urllib.request
+from collections.abc import Callable
 
 import httpx
 import pytest
@@ -15,7 +15,7 @@ from llmops.model_repository.launch import Ports, start_triton
 from tests.support.mock_engine.repository import make_mock_engine
 from tests.support.stack import wait_ready
 from tests.support.tcp_proxy import TcpProxy
-from tests.support.waiting import GENEROUS
+from tests.support.waiting import GENEROUS, eventually
 
 pytestmark = pytest.mark.xdist_group("stack")
 
@@ -49,22 +49,29 @@ def active(metrics_url: str) -> int:
     )
 
 
-async def until_active(metrics_url: str, count: int) -> None:
-    """Until the engine has `count` active requests. Raises AssertionError when a busy machine would have them."""
-    deadline = time.monotonic() + GENEROUS
-    while (now := await asyncio.to_thread(active, metrics_url)) != count:
-        assert time.monotonic() < deadline, f"{now} active requests after {GENEROUS:.0f} s, not {count}"
-        await asyncio.sleep(0.05)
+async def until(wanted: float, read: Callable[..., float], *arguments: str) -> None:
+    """Wait until `read` returns `wanted`."""
+
+    async def is_there() -> bool:
+        return await asyncio.to_thread(read, *arguments) == wanted
+
+    await eventually(is_there, f"{read.__name__}{arguments} is {wanted}")
+
+
+async def begun(url: str, tokens: int, count: int = 1) -> list[asyncio.Task]:
+    """Return tasks of `stream`, each of which has text."""
+    started = [asyncio.Event() for _ in range(count)]
+    tasks = [asyncio.create_task(stream(url, tokens, event)) for event in started]
+    await asyncio.gather(*(event.wait() for event in started))
+    return tasks
 
 
 async def test_a_killed_gateway_frees_its_slots_within_the_grace_time(mock_triton, start_gateway) -> None:
     gateway = start_gateway(mock_triton.grpc_address)
-    started = [asyncio.Event() for _ in range(8)]
-    tasks = [asyncio.create_task(stream(gateway.url, 6000, event)) for event in started]
-    await asyncio.gather(*(event.wait() for event in started))
-    await until_active(mock_triton.metrics_url, 8)
+    tasks = await begun(gateway.url, 6000, 8)
+    await until(8, active, mock_triton.metrics_url)
     gateway.process.kill()
-    await until_active(mock_triton.metrics_url, 0)
+    await until(0, active, mock_triton.metrics_url)
     for result in await asyncio.gather(*tasks, return_exceptions=True):
         assert isinstance(result, httpx.HTTPError)
 
@@ -73,9 +80,7 @@ async def test_a_cut_connection_goes_on_without_a_lost_or_doubled_token(mock_tri
     async with TcpProxy(mock_triton.grpc_address) as proxy:
         gateway = await asyncio.to_thread(start_gateway, proxy.address)
         whole, _ = await stream(gateway.url, 60)
-        started = [asyncio.Event() for _ in range(4)]
-        tasks = [asyncio.create_task(stream(gateway.url, 60, event)) for event in started]
-        await asyncio.gather(*(event.wait() for event in started))
+        tasks = await begun(gateway.url, 60, 4)
         for _ in range(3):
             await asyncio.sleep(0.3)
             proxy.cut()
@@ -89,9 +94,7 @@ async def test_a_cut_connection_goes_on_without_a_lost_or_doubled_token(mock_tri
 async def test_a_stopped_gateway_does_not_slow_another_and_then_goes_on(mock_triton, start_gateway) -> None:
     stopped, other = start_gateway(mock_triton.grpc_address), start_gateway(mock_triton.grpc_address)
     whole, _ = await stream(other.url, 40)
-    started = asyncio.Event()
-    waiting = asyncio.create_task(stream(stopped.url, 40, started))
-    await started.wait()
+    (waiting,) = await begun(stopped.url, 40)
     os.kill(stopped.process.pid, signal.SIGSTOP)
     text, _ = await asyncio.wait_for(stream(other.url, 40), GENEROUS)
     assert text == whole
@@ -109,9 +112,7 @@ async def test_a_restarted_triton_ends_streams_with_one_error_and_the_gateway_go
     try:
         await asyncio.to_thread(first.wait_ready, 120)
         gateway = await asyncio.to_thread(start_gateway, first.grpc_address)
-        started = asyncio.Event()
-        task = asyncio.create_task(stream(gateway.url, 6000, started))
-        await started.wait()
+        (task,) = await begun(gateway.url, 6000)
         os.killpg(first.process.pid, signal.SIGKILL)
     finally:
         first.stop()

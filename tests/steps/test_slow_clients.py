@@ -6,12 +6,11 @@ import os
 import re
 import signal
 import socket
-import time
 import urllib.request
 
 import pytest
 
-from tests.steps.test_faults import GENEROUS, until_active
+from tests.steps.test_faults import GENEROUS, active, until
 
 pytestmark = pytest.mark.xdist_group("stack")
 
@@ -60,13 +59,6 @@ def metric(url: str, name: str) -> float:
     return float(found[1]) if found else 0.0
 
 
-async def until(url: str, name: str, value: float) -> None:
-    deadline = time.monotonic() + GENEROUS
-    while (now := await asyncio.to_thread(metric, url, name)) != value:
-        assert time.monotonic() < deadline, f"{name} is {now} after {GENEROUS:.0f} s"
-        await asyncio.sleep(0.1)
-
-
 async def test_a_slow_client_gets_every_token_late_and_in_fewer_events(mock_triton, start_gateway):
     tokens = 6000
     url = (await asyncio.to_thread(start_gateway, mock_triton.grpc_address)).url
@@ -85,8 +77,8 @@ async def test_a_slow_client_gets_every_token_late_and_in_fewer_events(mock_trit
 async def test_a_client_that_reads_nothing_for_too_long_is_dropped(mock_triton, start_gateway):
     gateway = await asyncio.to_thread(start_gateway, mock_triton.grpc_address, LLMOPS_TIMEOUTS__CLIENT="1s")
     client = Client(gateway.url, 200_000)
-    await until(gateway.url, "llmops_active_streams", 1)
-    await until(gateway.url, "llmops_active_streams", 0)
+    await until(1, metric, gateway.url, "llmops_active_streams")
+    await until(0, metric, gateway.url, "llmops_active_streams")
     assert metric(gateway.url, "llmops_cancelled_requests_total") == 1
     events = await asyncio.to_thread(client.read)
     assert texts(events)
@@ -97,9 +89,9 @@ async def test_a_gateway_that_is_stopped_for_too_long_loses_its_requests_and_say
     """The window of 256 steps is full after a quarter of a second, and the grace time is five."""
     gateway = await asyncio.to_thread(start_gateway, mock_triton.grpc_address)
     clients = [Client(gateway.url, 200_000) for _ in range(4)]
-    await until_active(mock_triton.metrics_url, 4)
+    await until(4, active, mock_triton.metrics_url)
     os.kill(gateway.process.pid, signal.SIGSTOP)
-    await until_active(mock_triton.metrics_url, 0)
+    await until(0, active, mock_triton.metrics_url)
     os.kill(gateway.process.pid, signal.SIGCONT)
     for events in await asyncio.gather(*(asyncio.to_thread(client.read) for client in clients)):
         errors = [event["error"]["code"] for event in events if isinstance(event, dict) and "error" in event]
