@@ -16,6 +16,7 @@ from llmops.build.plan.search.plan_request import find_precision
 from llmops.build.recipes.catalog import UNSUPPORTED, recipes
 from llmops.cli.main import cli
 from llmops.errors import InputError, LlmopsError
+from tests.support.tiny_models import write_config
 
 NAMES = sorted(recipes())
 NUMBERS = ("quantisation", "kv_cache_dtype", "tp_size", "max_batch_size", "max_num_tokens", "max_seq_len",
@@ -114,14 +115,7 @@ EIGHT = "--tp 8 --ep 8"
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    config = {
-        "architectures": ["LlamaForCausalLM"], "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 4,
-        "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 512, "max_position_embeddings": 8192,
-        "torch_dtype": "bfloat16",
-    }  # fmt: skip
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
-    return tmp_path / "model"
+    return write_config(tmp_path / "model", "llama")
 
 
 def dry_run(checkpoint, *words):

@@ -10,6 +10,7 @@ import pytest
 
 from llmops.connection_errors import http_status_error
 from tests.support.forked_cli import run
+from tests.support.tiny_models import write_config
 
 
 @pytest.mark.parametrize("command", ["plan", "serve"])
@@ -216,11 +217,6 @@ def test_too_few_examples_to_train(tmp_path):
 
 
 LLMOPS = [sys.executable, "-m", "llmops.cli"]
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 512,
-    "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 512,
-    "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16",
-}  # fmt: skip
 
 
 def llmops(*arguments: object, **given) -> subprocess.CompletedProcess[str]:
@@ -230,10 +226,7 @@ def llmops(*arguments: object, **given) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    folder = tmp_path / "checkpoint"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    return folder
+    return write_config(tmp_path / "checkpoint", "llama")
 
 
 @pytest.mark.parametrize("ports", [("--http-port", 99999), ("--grpc-port", -1)])
