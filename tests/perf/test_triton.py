@@ -1,9 +1,7 @@
 """`llmops bench grpc://…` against the mock engine on the real Triton: what it says must be what that does."""
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.errors import ServerError
 from llmops.perf.bench import bench
 from llmops.perf.load.runner import run_async
@@ -17,35 +15,10 @@ PERIOD = 0.03
 
 
 @pytest.fixture(scope="module")
-def mock_engine(tmp_path_factory):
+def mock_engine(engine_dir, tmp_path_factory):
     """Address of a Triton whose model `mock` gives every stream a token each 30 ms."""
-    engine = tmp_path_factory.mktemp("engine")
-    _write_engine(engine)
-    with triton(make_mock_engine(engine, engine / "repository", PERIOD)) as server:
+    with triton(make_mock_engine(engine_dir, tmp_path_factory.mktemp("mock") / "repository", PERIOD)) as server:
         yield f"grpc://{server.address}"
-
-
-def _write_engine(engine):
-    """Tokenizer and manifest, no weights. The tokenizer has one token per byte."""
-    (engine / "tokenizer").mkdir()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={"<end>": 0} | {c: i for i, c in enumerate(alphabet, 1)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(engine / "tokenizer" / "tokenizer.json"))
-    (engine / "tokenizer" / "tokenizer_config.json").write_text("{}")
-    manifest = {
-        "key": "0" * 64,
-        "name": "mock",
-        "target": "openvino",
-        "architecture": "LlamaForCausalLM",
-        "source": {"checkpoint": "none", "format": "gguf", "files": []},
-        "versions": {},
-        "limits": {"max_batch_size": 64, "max_seq_len": 4096, "max_num_tokens": 256},
-        "tokenizer": {"vocab_size": 257, "end_ids": [0], "chat_template": False},
-        "extra": {"openvino": {"kv_cache": {"layers": 1, "kv_heads": 1, "head_dim": 64}}},
-    }
-    (engine / "engine.json").write_text(EngineManifest(**manifest).model_dump_json())
 
 
 def run(url, **given):
