@@ -27,6 +27,7 @@ from llmops.model_repository.multi_gpu.multi_node import plan_multi_node
 from llmops.model_repository.server.command import SHM_PREFIX, LaunchOptions, Ports
 from llmops.model_repository.server.installation import find_installation
 from llmops.model_repository.server.shared_memory import remove_segments
+from tests.model_repository.test_launch import infer
 from tests.model_repository.test_multi_gpu import SERVER, engine, marker, mpirun_or_skip, parking_repository
 from tests.support.programs import write_program
 from tests.support.servers import free_port
@@ -227,7 +228,7 @@ def test_the_leaders_script_starts_ranks_in_both_pods_and_stops_them_in_order(tm
         wait_until((tmp_path / "rank1").exists)
         assert (tmp_path / "rank1").read_text() == "tiny-tensorrt_llm"
         answer: list[bytes] = []
-        thread = Thread(target=lambda: answer.append(ask(port)))
+        thread = Thread(target=lambda: answer.append(infer(f"http://127.0.0.1:{port}")))
         thread.start()
         wait_until((tmp_path / "begun").exists)
         leader.send_signal(signal.SIGTERM)
@@ -242,12 +243,6 @@ def test_the_leaders_script_starts_ranks_in_both_pods_and_stops_them_in_order(tm
                 time.sleep(1)
         shutil.rmtree(repository)
         remove_segments(prefix)
-
-
-def ask(port: int) -> bytes:
-    body = b'{"inputs":[{"name":"x","shape":[1,1],"datatype":"INT32","data":[7]}]}'
-    url = f"http://127.0.0.1:{port}/v2/models/echo/infer"
-    return urllib.request.urlopen(urllib.request.Request(url, body), timeout=GENEROUS).read()
 
 
 def answers(port: int) -> bool:

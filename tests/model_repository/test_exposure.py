@@ -87,7 +87,7 @@ def test_nothing_can_be_loaded_or_unloaded_and_the_gateway_still_finds_the_model
             with pytest.raises(InferenceServerException, match="explicit model load / unload is not allowed"):
                 change("echo")
         assert [model.name for model in client.get_model_repository_index().models] == ["echo"]
-    assert b'"data":[7]' in infer(server)
+    assert b'"data":[7]' in infer(server.http_url)
 
 
 def send_chunks(port: int, path: str, count: int) -> None:

@@ -110,14 +110,14 @@ def test_a_stub_that_hangs_is_ended_too(tmp_path: Path) -> None:
     repository = echo_repository(tmp_path, execute="import time; time.sleep(600)")
     server = started(repository, exit_timeout=1, http=True)
     with pytest.raises(TimeoutError):
-        infer(server, timeout=0.5)
+        infer(server.http_url, timeout=0.5)
     server.stop()
     assert (processes(server.pid), segments(server)) == ([], [])
 
 
-def infer(server: TritonServer, timeout: float = GENEROUS) -> bytes:
+def infer(url: str, timeout: float = GENEROUS) -> bytes:
     body = b'{"inputs":[{"name":"x","shape":[1,1],"datatype":"INT32","data":[7]}]}'
-    request = urllib.request.Request(f"{server.http_url}/v2/models/echo/infer", body)
+    request = urllib.request.Request(f"{url}/v2/models/echo/infer", body)
     with urllib.request.urlopen(request, timeout=timeout) as response:
         return response.read()
 
@@ -218,7 +218,7 @@ def test_a_worker_whose_loop_has_ended_ends_its_server(tmp_path: Path, prefix: s
     # it would be waited for longer than this test may take
     with started(repository, http=True, exit_timeout=10_000) as server:
         with pytest.raises(TimeoutError):
-            infer(server, timeout=0.5)
+            infer(server.http_url, timeout=0.5)
         with pytest.raises(ServerError, match=r"TensorRT-LLM has ended its loop: no block is free\. .* is killed"):
             server.wait(threading.Event())
 
@@ -228,7 +228,7 @@ def test_running_requests_are_finished_first(tmp_path: Path) -> None:
     repository = echo_repository(tmp_path, execute=f"import time; open({str(begun)!r}, 'w'); time.sleep(1.5)")
     server = started(repository, http=True)
     answer: list[bytes] = []
-    thread = threading.Thread(target=lambda: answer.append(infer(server)))
+    thread = threading.Thread(target=lambda: answer.append(infer(server.http_url)))
     thread.start()
     wait_until(begun.exists)
     server.stop()
@@ -307,7 +307,7 @@ def test_an_end_names_the_last_error_since(tmp_path: Path) -> None:
     code = "pb_utils.Logger.log_error('the disk is gone'); import os, signal; os.kill(os.getppid(), signal.SIGABRT)"
     with started(echo_repository(tmp_path, execute=code), http=True) as server:
         with contextlib.suppress(OSError):
-            infer(server)
+            infer(server.http_url)
         said = r"\(SIGABRT\); the last error in its log \(\d\d:\d\d:\d\d\) was: the disk"
         with pytest.raises(ServerError, match=said):
             server.wait(threading.Event())
@@ -319,7 +319,7 @@ def test_an_abort_at_a_lock_names_its_usual_cause(tmp_path: Path) -> None:
     repository = echo_repository(tmp_path, execute=f"{said}os.kill(os.getppid(), signal.SIGABRT)")
     with started(repository, http=True) as server:
         with contextlib.suppress(OSError):
-            infer(server)
+            infer(server.http_url)
         with pytest.raises(ServerError, match=r"when a process of a model is killed \(see dmesg\); the last error"):
             server.wait(threading.Event())
 
@@ -347,7 +347,7 @@ def test_a_lock_fault_of_upstream_at_the_start_is_tried_again(tmp_path: Path, re
     installation, starts = faulty(tmp_path, LOCK_FAULT, exception="boost::interprocess::lock_exception")
     said: list[LogLine] = []
     with started(repository, http=True, installation=installation, on_log=said.append) as server:
-        assert b'"data":[7]' in infer(server)
+        assert b'"data":[7]' in infer(server.http_url)
         prefixes = re.findall(r"shm-region-prefix-name=(\S+)", starts.read_text())
         assert (len(set(prefixes)), prefixes[1]) == (2, server.shm_prefix)
         assert list(SHM_DIR.glob(f"{prefixes[0]}*")) == []

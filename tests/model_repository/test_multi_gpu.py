@@ -209,7 +209,7 @@ class TestRealMpirun:
     def test_a_stop_finishes_requests_and_leaves_nothing(self, leader: TritonServer, tmp_path: Path) -> None:
         leader.wait_ready(120)
         answer: list[bytes] = []
-        thread = Thread(target=lambda: answer.append(infer(leader)))
+        thread = Thread(target=lambda: answer.append(infer(leader.http_url)))
         thread.start()
         wait_until((tmp_path / "begun").exists)
         below = descendants(leader.pid)
