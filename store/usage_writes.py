@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Table, case, select, update
 
-from llmops.store.columns import canonical_uuid, insert
+from llmops.store.columns import DAMAGED, canonical_uuid, insert
 from llmops.store.tables import (
     SUMMED,
     api_keys,
@@ -26,6 +26,8 @@ from llmops.untrusted_text import escape_unsafe
 log = logging.getLogger(__name__)
 
 GAP_PAGE_SIZE = 2000
+#: Finish reason of the part of an answer that is billed because the answer's gateway was lost.
+GATEWAY_LOST = "gateway_lost"
 #: Maximum number of an event. JSON readers represent integers up to this value exactly.
 MAX_SEQUENCE = 2**53 - 1
 #: Maximum of a sum in a row of the totals. A thousand such rows add up to less than 2**63, above
@@ -96,7 +98,9 @@ def write_usage(
 ) -> WriteResult:
     """Insert the records that are not in the store yet, and update their sums and high-water marks.
 
-    Rows are locked in one order, so that two writers of the same events do not deadlock.
+    The record of a whole answer replaces that of the part which another gateway billed because it
+    took the answer's gateway for lost. Rows are locked in one order, so that two writers of the
+    same events do not deadlock.
 
     Raises:
         ValueError: An id is not a UUID.
@@ -105,18 +109,20 @@ def write_usage(
     if not offered:
         return WriteResult(0, {})
     new = _insert(connection, offered)
-    sums = _sum_by_key(offered[one] for one in new)
-    if sums:
-        _add(connection, usage_totals, sums)
+    known = {one: offered[one] for one in offered.keys() - set(new)}
+    parts = _replace_parts(connection, known) if known else {}
+    changes = [(1, offered[one]) for one in (*new, *parts)] + [(-1, part) for part in parts.values()]
+    if changes:
+        _add(connection, usage_totals, _sum_by_key(changes))
     arrived: dict[str, set[int]] = {}
     for record in offered.values():
         arrived.setdefault(record.gateway_id, set()).add(record.seq)
     marks = {one: _advance_high_water_mark(connection, one, seqs) for one, seqs in sorted(arrived.items())}
     # last, because all writers of a tenant's usage wait for this row until the end of the
     # transaction
-    if new:
-        fresh = [offered[one] for one in new]
-        _add(connection, tenant_totals, _sum_by_tenant(owners or find_record_owners(connection, fresh), fresh))
+    if changes:
+        owners = owners or find_record_owners(connection, [record for _, record in changes])
+        _add(connection, tenant_totals, _sum_by_tenant(owners, changes))
     return WriteResult(len(new), marks)
 
 
@@ -133,32 +139,54 @@ def _insert(connection: Connection, offered: Mapping[str, UsageRecord]) -> Seque
     return new
 
 
+def _replace_parts(connection: Connection, offered: Mapping[str, UsageRecord]) -> dict[str, UsageRecord]:
+    """Replace the stored parts of the answers in `offered`, and return the parts by their ids.
+
+    The number of a part stays, because its gateway's events are counted by their numbers.
+    """
+    this = usage_records.c
+    is_part = this.id.in_(offered) & (this.finish_reason == GATEWAY_LOST)
+    rows = connection.execute(select(usage_records).where(is_part).order_by(this.id).with_for_update())
+    try:
+        stored = [UsageRecord(**row) for row in rows.mappings()]
+        parts = {part.id: part for part in stored if part.output_tokens < offered[part.id].output_tokens}
+    except DAMAGED:
+        return {}
+    for one, part in parts.items():
+        values = offered[one]._replace(id=one, gateway_id=part.gateway_id, seq=part.seq)._asdict()
+        del values["tenant_id"]
+        connection.execute(update(usage_records).where(this.id == one).values(values))
+    return {one: part._replace(tenant_id=offered[one].tenant_id) for one, part in parts.items()}
+
+
 # -- sums
 
 
 _Sums = dict[tuple[Any, ...], tuple[int, ...]]
+#: Records to add (1) to the sums or to subtract (-1) from them.
+_Changes = Iterable[tuple[int, UsageRecord]]
 _summands = attrgetter(*SUMMED[1:])
 
 
-def _sum_by_key(new: Iterable[UsageRecord]) -> _Sums:
+def _sum_by_key(changes: _Changes) -> _Sums:
     """Return sums by the primary key of `usage_totals`."""
-    return _group_sums(((one.user_id, _day(one), one.model, one.key_id or ""), (1, *_summands(one))) for one in new)
+    return _group_sums(((one.user_id, _day(one), one.model, one.key_id or ""), sign, one) for sign, one in changes)
 
 
-def _sum_by_tenant(owners: RecordOwners, new: Iterable[UsageRecord]) -> _Sums:
+def _sum_by_tenant(owners: RecordOwners, changes: _Changes) -> _Sums:
     """Return sums by the primary key of `tenant_totals`.
 
     The usage of an unknown user counts for the tenant that the event names.
     """
     return _group_sums(
-        ((owners.tenants.get(one.user_id, one.tenant_id), _day(one), one.model), (1, *_summands(one))) for one in new
+        ((owners.tenants.get(one.user_id, one.tenant_id), _day(one), one.model), sign, one) for sign, one in changes
     )
 
 
-def _group_sums(summands: Iterable[tuple[tuple[Any, ...], tuple[int, ...]]]) -> _Sums:
+def _group_sums(changes: Iterable[tuple[tuple[Any, ...], int, UsageRecord]]) -> _Sums:
     groups: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
-    for key, some in summands:
-        groups.setdefault(key, []).append(some)
+    for key, sign, record in changes:
+        groups.setdefault(key, []).append((sign, *(sign * value for value in _summands(record))))
     return {key: tuple(min(sum(column), MAX_SUM) for column in zip(*some, strict=True)) for key, some in groups.items()}
 
 

@@ -13,7 +13,7 @@ from zlib import crc32
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from llmops.control.metrics import MAX_SERIES, OTHERS_LABEL, SpendingCollector
 from llmops.control.store_access import SharedStore
@@ -28,7 +28,7 @@ from llmops.store.accounts.users import ensure_user
 from llmops.store.audit import list_audit_entries
 from llmops.store.factory import open_store
 from llmops.store.prices import Price, list_prices, set_price
-from llmops.store.tables import usage_records
+from llmops.store.tables import tenant_totals, usage_records
 from llmops.store.usage_queries import UsageFilter, find_sequence_gaps, sum_usage
 from llmops.store.usage_writes import UsageRecord
 from tests.store.control_client import BY, make_key
@@ -88,6 +88,35 @@ def test_in_whatever_batches_events_come_the_books_are_the_same(data, by, newest
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(usage_writes, "GAP_PAGE_SIZE", 3)
         asyncio.run(run())
+
+
+async def test_the_bill_of_a_whole_answer_replaces_that_of_a_part(store, by):
+    """Before the fix, an answer whose gateway was taken for lost was billed for its first tokens only."""
+    next_day = by.at + timedelta(days=1)
+    part = event(by, 3, finish_reason="gateway_lost", tenant_id="t")
+    whole = part._replace(
+        gateway_id="g2", seq=0, created_at=next_day, output_tokens=600, cost_micros=900, finish_reason="stop"
+    )
+
+    async def write():
+        async with store.write() as connection:
+            await insert_usage(connection, [whole, event(by, 1, "g2")])
+
+    async with store.write() as connection:
+        await insert_usage(connection, [part, event(by, 4)])
+    await asyncio.gather(*(write() for _ in range(4)))
+    async with store.write() as connection:
+        await insert_usage(connection, [part])
+    async with store.read() as connection:
+        rows = (await connection.execute(select(usage_records).order_by(usage_records.c.cost_micros))).mappings().all()
+        totals = [
+            (one.requests, one.output_tokens, one.cost_micros) for one in await sum_usage(connection, UsageFilter())
+        ]
+        spent = await connection.scalar(select(func.sum(tenant_totals.c.cost_micros)))
+    assert UsageRecord(**rows[-1]) == whole._replace(gateway_id="g1", seq=3, tenant_id="")
+    assert len(rows) == 3
+    assert totals == [(3, 7 + 7 + 600, 12 + 12 + 900)]
+    assert spent == 12 + 12 + 900
 
 
 async def test_writers_with_the_same_events_do_not_lock_each_other_out(store, by):
