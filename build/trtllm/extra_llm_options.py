@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from llmops.build.target_facts import TARGETS
 from llmops.errors import InputError
 from llmops.yaml_files import read_yaml
 
@@ -67,4 +68,10 @@ def contradiction(spec: Any, path: str, value: Any) -> str | None:
     if name is None or value == getattr(spec, name):
         return None
     flag = "--" + name.replace("_", "-")
-    return f"--set llm.{path}={value} contradicts {flag}, which sets this field; give {flag} {value} instead."
+    known = TARGETS["pytorch"].kv_caches
+    instead = f"give {flag} {value} instead"
+    if value is None:
+        instead = "leave it out"
+    elif name == "kv_cache" and value not in known:
+        instead = f"give {flag} {' or '.join(known)}"
+    return f"--set llm.{path}={value} contradicts {flag}, which sets this field; {instead}."

@@ -229,6 +229,8 @@ def test_a_wrong_file_is_refused_in_one_sentence(checkpoint, tmp_path, content, 
         ("llm.tensor_parallel_size=4", "give --tp 4 instead"),
         ("llm.max_batch_size=9", "give --max-batch-size 9 instead"),
         ("llm.kv_cache_config.dtype=fp8", "give --kv-cache fp8 instead"),
+        ("llm.kv_cache_config.dtype=nvfp4", "this field; give --kv-cache auto or fp8."),
+        ("llm.max_batch_size=null", "this field; leave it out."),
     ],
 )
 def test_a_setting_does_not_contradict_a_flag(checkpoint, setting, instead):
