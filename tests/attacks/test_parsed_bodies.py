@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from tests.attacks.harness import MIB, connect, record, scaled
+from tests.attacks.harness import MIB, record, scaled, status
 from tests.gateway.test_encoder_servers import Vectors
 from tests.support.tokenizer_files import write_wordpiece_tokenizer
 from tests.support.waiting import GENEROUS
@@ -22,24 +22,27 @@ GROWTH = 300 * MIB
 PARTS = [{"type": "text", "text": ""}] * 7000 + [{"type": "text", "text": "hi"}]
 
 
+def ask_at_once(gateway, path: str, bodies: list[dict]) -> list[int]:
+    """Send all bodies at once, and return the statuses of their answers."""
+
+    def ask(one: dict) -> int:
+        body = json.dumps(one).encode()
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+        return status(gateway, head.encode() + body)
+
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        return list(pool.map(ask, bodies))
+
+
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions"])
 def test_bodies_of_many_small_values(start, own_engine, path):
     """Each body of 180 KB takes 4 to 6 MB once it is parsed, until the engine has answered."""
     gateway = start(own_engine(1, scaled(4.0, 20.0)).address, log_level="error")
-    body = json.dumps({"model": "tiny", "max_tokens": 1, "messages": [{"role": "user", "content": PARTS}]}).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode()
-    before = gateway.memory()
-
-    def ask(_: int) -> int:
-        with connect(gateway) as made:
-            made.sendall(head + body)
-            return int(made.recv(12)[9:12])
-
-    count = scaled(90, 300)
-    with ThreadPoolExecutor(count) as pool:
-        statuses = list(pool.map(ask, range(count)))
+    body = {"model": "tiny", "max_tokens": 1, "messages": [{"role": "user", "content": PARTS}]}
+    before, count = gateway.memory(), scaled(90, 300)
+    statuses = ask_at_once(gateway, path, [body] * count)
     growth = gateway.peak() - before
-    record(f"{count} bodies of {len(body) // 1024} KiB: {growth / MIB:.0f} MB more")
+    record(f"{count} bodies of 180 KB: {growth / MIB:.0f} MB more")
     assert set(statuses) <= {200, 503, 529}
     assert 200 in statuses
     assert growth < GROWTH
@@ -48,18 +51,8 @@ def test_bodies_of_many_small_values(start, own_engine, path):
 def test_texts_of_many_tokens(start, own_engine):
     """A token takes 500 bytes while its text is tokenized, so that a text of 700 KB takes 350 MB."""
     gateway = start(own_engine(1).address, log_level="error")
-    before = gateway.memory()
-
-    def ask(size: int) -> int:
-        body = json.dumps({"model": "tiny", "prompt": "a " * (size // 2)}).encode()
-        head = f"POST /tokenize HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
-        with connect(gateway) as made:
-            made.sendall(head.encode() + body)
-            return int(made.recv(12)[9:12])
-
-    sizes = [250_000, 700_000] * scaled(3, 20)
-    with ThreadPoolExecutor(len(sizes)) as pool:
-        statuses = list(pool.map(ask, sizes))
+    before, sizes = gateway.memory(), [250_000, 700_000] * scaled(3, 20)
+    statuses = ask_at_once(gateway, "/tokenize", [{"model": "tiny", "prompt": "a " * (size // 2)} for size in sizes])
     growth = gateway.peak() - before
     record(f"{len(sizes)} texts of 250,000 and 700,000 tokens: {growth / MIB:.0f} MB more")
     assert set(statuses) == {200, 400}

@@ -33,25 +33,18 @@ async def test_an_engine_error_before_the_first_token_is_no_200(stack):
         assert response.json()["error"]["message"] == said
 
 
-async def test_an_engine_error_in_mid_stream_is_a_data_object_and_no_done(stack):
-    ids = stack.tokenizer.encode("Hello")
-    stack.steps(*(Step((i,)) for i in ids), Step(error="CUDA error", final=True))
+@pytest.mark.parametrize(
+    ("end", "status", "code"),
+    [([Step(error="CUDA error", final=True)], 500, "engine_error"), ([], 500, "engine_error"),
+     ([Step(drop=True)], 503, "engine_unavailable")],
+    ids=["an error", "no final response", "a lost connection"],
+)  # fmt: skip
+async def test_an_answer_that_breaks_off_is_a_data_object_and_no_done(stack, end, status, code):
+    stack.steps(*(Step((i,)) for i in stack.tokenizer.encode("Hello")), *end)
     events = await stack.events()
-    assert (text_of(events), events[-1]["error"]["code"]) == ("Hello", "engine_error")
+    assert (text_of(events), events[-1]["error"]["code"]) == ("Hello", code)
     assert "[DONE]" not in events
-    assert (await stack.chat()).status_code == 500
-
-
-async def test_a_stream_without_a_final_response_is_an_error(stack):
-    stack.steps(Step(tuple(stack.tokenizer.encode("Hello"))))
-    events = await stack.events()
-    assert events[-1]["error"]["code"] == "engine_error"
-
-
-async def test_a_lost_connection_in_mid_stream(stack):
-    stack.steps(Step(tuple(stack.tokenizer.encode("Hello"))), Step(drop=True))
-    events = await stack.events()
-    assert (text_of(events), events[-1]["error"]["code"]) == ("Hello", "engine_unavailable")
+    assert (await stack.chat()).status_code == status
 
 
 async def test_an_engine_that_hangs_ends_at_the_timeouts(card, tokenizer):

@@ -3,8 +3,11 @@
 The log has them under the request's id.
 """
 
+import itertools
 import json
 import logging
+
+import pytest
 
 from tests.support.scripted_triton import Step
 
@@ -29,29 +32,19 @@ def check(text: str, request_id: str, caplog, said: str) -> None:
     assert request_id in text
 
 
-async def test_before_the_first_token(stack, caplog):
-    for said in SECRETS:
-        for path, body in [TEXT, CHAT, RESPONSE]:
-            for stream in [False, True]:
-                caplog.clear()
-                stack.steps(Step(error=said))
-                asked = {"json": {**body, "stream": stream}, "headers": {"x-request-id": "req-77"}}
-                with caplog.at_level(logging.INFO):
-                    answer = await stack.client.post(path, **asked)
-                assert answer.status_code in (400, 500, 503)
-                check(answer.text, "req-77", caplog, said)
-
-
-async def test_in_the_middle_of_a_stream(stack, caplog):
-    for said in SECRETS:
-        for path, body in [TEXT, CHAT, RESPONSE]:
-            caplog.clear()
-            stack.steps(Step((70,)), Step((71,)), Step(error=said))
-            asked = {"json": {**body, "stream": True}, "headers": {"x-request-id": "req-78"}}
-            with caplog.at_level(logging.INFO):
-                answer = await stack.client.post(path, **asked)
-            assert answer.status_code == 200
-            check(answer.text, "req-78", caplog, said)
+@pytest.mark.parametrize(
+    ("before", "stream", "statuses"),
+    [([], False, [400, 500, 503]), ([], True, [400, 500, 503]), ([Step((70,)), Step((71,))], True, [200])],
+)
+async def test_before_the_first_token_and_in_the_middle_of_a_stream(stack, caplog, before, stream, statuses):
+    for said, (path, body) in itertools.product(SECRETS, [TEXT, CHAT, RESPONSE]):
+        caplog.clear()
+        stack.steps(*before, Step(error=said))
+        asked = {"json": {**body, "stream": stream}, "headers": {"x-request-id": "req-77"}}
+        with caplog.at_level(logging.INFO):
+            answer = await stack.client.post(path, **asked)
+        assert answer.status_code in statuses
+        check(answer.text, "req-77", caplog, said)
 
 
 async def test_a_response_in_the_background_and_read_later(stack, caplog):
