@@ -9,6 +9,7 @@ from llmops.gateway.auth.credential_cache import CachedDirectory
 from llmops.gateway.auth.directory import Directory
 from llmops.gateway.errors import InvalidKeyError, UnavailableError
 from llmops.gateway.interfaces import Caller
+from tests.fleet.views import settled
 from tests.support.waiting import Clock
 
 ANN = Caller("acme", "ann", "key-1")
@@ -59,11 +60,6 @@ async def cached(book, clock):
     made = CachedDirectory(book, fresh=30, stale=3600, clock=clock)
     yield made
     await made.close()
-
-
-async def settled() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 async def test_one_look_up_for_all_who_ask_at_once_and_for_as_long_as_it_is_fresh(cached, book, clock):

@@ -199,19 +199,24 @@ async def test_what_is_not_http_gets_the_envelope(stack):
     assert error_in(await answer_to(stack, b"\x16\x03\x01 hello\r\n\r\n"))[0] == 400
 
 
+async def one_more_asks(stack) -> asyncio.StreamWriter:
+    """Another connection, whose request the engine has and does not answer."""
+    stack.steps(Step(hang=True))
+    body, before = json.dumps(stack.chat_body).encode(), stack.triton.active
+    _, writer = await connect(stack)
+    writer.write(POST + b"content-length: %d\r\n\r\n%b" % (len(body), body))
+    await eventually(lambda: stack.triton.active == before + 1)
+    return writer
+
+
 async def test_connections_over_the_limit_are_told_and_logged(card, tokenizer, caplog):
     limits = {"connections": 4, "connections_per_client": 0}
     async with running(card, tokenizer, limits=limits) as stack:
-        stack.steps(Step(hang=True))
-        body = json.dumps(stack.chat_body).encode()
-        held = []
-        for busy in range(1, 5):  # the last takes the place of the client's own, which is idle
-            held.append(await connect(stack))
-            held[-1][1].write(POST + b"content-length: %d\r\n\r\n%b" % (len(body), body))
-            await eventually(lambda busy=busy: stack.triton.active == busy)
+        # the last takes the place of the client's own, which is idle
+        held = [await one_more_asks(stack) for _ in range(4)]
         assert error_in(await answer_to(stack)) == (503, "overloaded")
         assert "4 connections are open" in caplog.text
-        for _, writer in held:
+        for writer in held:
             writer.close()
             await writer.wait_closed()
         bounds = stack.server.config.http_protocol_class.limits
@@ -251,11 +256,7 @@ async def test_descriptors_that_run_out_are_told_in_the_log(card, tokenizer, cap
 
     async with running(card, tokenizer) as stack:
         monkeypatch.setattr(connection_limits, "RESERVED_DESCRIPTORS", 2**40)
-        stack.steps(Step(hang=True))
-        body = json.dumps(stack.chat_body).encode()
-        _, busy = await connect(stack)  # takes the place of the client's own, which is idle
-        busy.write(POST + b"content-length: %d\r\n\r\n%b" % (len(body), body))
-        await eventually(lambda: stack.triton.active == 1)
+        busy = await one_more_asks(stack)  # in the place of the client's own, which is idle
         assert error_in(await answer_to(stack))[0] == 503
         assert "file descriptors in use" in caplog.text
         busy.close()
