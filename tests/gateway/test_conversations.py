@@ -20,11 +20,7 @@ class Chats:
 
     def __init__(self, stack: Stack) -> None:
         self.client, self.triton, self.tokenizer = stack.client, stack.triton, stack.tokenizer
-
-    def say(self, text: str, wait: float = 0.0, end: bool = True) -> None:
-        steps = [Step((token,), wait=wait) for token in self.tokenizer.encode(text)]
-        rest = [Step((0,)), Step(final=True)] if end else [Step(hang=True)]
-        self.triton.script = lambda tensors: [*steps, *rest]
+        self.say, self.steps = stack.say, stack.steps
 
     @property
     def prompt(self) -> str:
@@ -198,18 +194,14 @@ async def test_an_answer_goes_on_without_its_reader_and_nothing_is_lost_or_doubl
 async def test_an_answer_without_a_reader_is_stopped_and_kept_as_partial(chats, monkeypatch):
     monkeypatch.setattr("llmops.gateway.conversations.chat_run.UNREAD_TIMEOUT", 0.05)
     talk = await chats.new()
-    chats.say("Hello world!", end=False)
+    chats.steps(*(Step((token,)) for token in chats.tokenizer.encode("Hello world!")), Step(hang=True))
     async with chats.stream(talk, "Hi") as response:
         await anext(response.aiter_lines())
     await eventually(lambda: chats.triton.active == 0)
-
-    async def stored():
-        return (await chats.get(talk))["messages"][-1]
-
-    while (await stored())["status"] == "in_progress":
+    while (stored := (await chats.get(talk))["messages"][-1])["status"] == "in_progress":
         await asyncio.sleep(0.01)
-    assert ((await stored())["status"], (await stored())["finish_reason"]) == ("incomplete", "cancelled")
-    partial = (await stored())["content"]
+    assert (stored["status"], stored["finish_reason"]) == ("incomplete", "cancelled")
+    partial = stored["content"]
     assert "Hello world!".startswith(partial)
     # it can be continued, and stays one message
     await chats.ask(talk, None, " Go on.", continue_final_message=True)

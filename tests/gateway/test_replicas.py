@@ -33,8 +33,10 @@ def failing(text: str, *tokens: int):
 
 
 @contextlib.asynccontextmanager
-async def gateway(*tritons: ScriptedTriton, **settings):
+async def gateway(*tritons: ScriptedTriton, states=("ready", "ready"), **settings):
+    """A gateway in front of these servers, as soon as they have these states."""
     async with in_front_of(*tritons, **settings) as (client, _):
+        await become(client, **{str(one.port): state for one, state in zip(tritons, states, strict=False)})
         yield client
 
 
@@ -61,7 +63,6 @@ async def counted(client) -> dict[str, float]:
 async def test_readiness_and_capacity_are_sums(card):
     first, second = ScriptedTriton(card, saying(5)), ScriptedTriton(card, saying(5))
     async with gateway(first, second) as client:
-        await become(client, **{str(first.port): "ready", str(second.port): "ready"})
         found = (await client.get("/v1/models/tiny")).json()
         assert (found["ready"], found["replicas"]) == (True, {"ready": 2, "total": 2, "measured": 2})
         assert found["capacity"]["sequences"] == 8
@@ -96,7 +97,6 @@ async def test_what_fails_before_its_first_token_is_asked_of_another(card, strea
 
     first, second = ScriptedTriton(card, answer), ScriptedTriton(card, answer)
     async with gateway(first, second) as client:
-        await become(client, **{str(first.port): "ready", str(second.port): "ready"})
         got = await client.post("/v1/chat/completions", json={**BODY, "stream": stream})
         assert got.status_code == 200
         assert "error" not in got.text
@@ -107,7 +107,6 @@ async def test_what_fails_before_its_first_token_is_asked_of_another(card, strea
 async def test_what_fails_everywhere_is_asked_of_each_and_what_an_engine_refuses_only_once(card, text, status):
     first, second = (ScriptedTriton(card, failing(text)) for _ in range(2))
     async with gateway(first, second) as client:
-        await become(client, **{str(first.port): "ready", str(second.port): "ready"})
         answer = await client.post("/v1/chat/completions", json=BODY)
         assert (answer.status_code, "overloaded" in answer.text) == (status, status == 503)
         asked = sorted(len(one.requests) for one in (first, second))
@@ -126,8 +125,7 @@ async def test_what_fails_everywhere_is_asked_of_each_and_what_an_engine_refuses
 async def test_replicas_that_differ_are_not_mixed(card, caplog, other, said):
     first, second = ScriptedTriton(card, saying(5)), ScriptedTriton({**card, **other}, saying(6))
     with caplog.at_level(logging.WARNING):
-        async with gateway(first, second) as client:
-            await become(client, **{str(first.port): "ready", str(second.port): "gone"})
+        async with gateway(first, second, states=("ready", "gone")) as client:
             for _ in range(4):
                 assert (await client.post("/v1/chat/completions", json=BODY)).status_code == 200
             assert (len(first.requests), len(second.requests)) == (4, 0)
@@ -141,15 +139,13 @@ async def test_replicas_that_differ_are_not_mixed(card, caplog, other, said):
 
 async def test_another_contract_is_refused_and_the_others_serve(card):
     first, second = ScriptedTriton(card, saying(5)), ScriptedTriton({**card, "contract": 1}, saying(6))
-    async with gateway(first, second) as client:
-        await become(client, **{str(first.port): "ready"})
+    async with gateway(first, second, states=("ready",)) as client:
         assert (await client.post("/v1/chat/completions", json=BODY)).status_code == 200
 
 
 async def test_the_same_address_twice_is_one_replica(card):
     triton = ScriptedTriton(card, saying(5))
     async with gateway(triton, triton) as client:
-        await become(client, **{str(triton.port): "ready"})
         assert (await client.get("/v1/models/tiny")).json()["replicas"] == {"ready": 1, "total": 1, "measured": 1}
 
 
@@ -157,7 +153,6 @@ async def test_an_adapter_goes_where_it_is_loaded(card):
     with_adapter = {**card, "adapters": [{"name": "french", "id": 3}]}
     first, second = ScriptedTriton(card, saying(5)), ScriptedTriton(with_adapter, saying(6))
     async with gateway(first, second) as client:
-        await become(client, **{str(first.port): "ready", str(second.port): "ready"})
         for _ in range(3):
             assert (await client.post("/v1/chat/completions", json={**BODY, "model": "french"})).status_code == 200
         assert (len(first.requests), len(second.requests)) == (0, 3)
@@ -227,7 +222,6 @@ async def test_an_answer_of_a_retired_version_does_not_wait_for_a_replica(card, 
         for order in ("names", "preferred"):
             monkeypatch.setattr(VersionSource, order, lambda _, model: list(versions.values()))
         async with gateway(first, second, refresh="0.05s") as client:
-            await become(client, **{str(first.port): "ready", str(second.port): "ready"})
             answer = asyncio.create_task(client.post("/v1/chat/completions", json=BODY, timeout=GENEROUS))
             await eventually(lambda: first.active == 1)
             del versions[first.address]
