@@ -127,6 +127,14 @@ def http_safety(url: str, mode: str, fail: str = "closed", timeout: str = "2s"):
     return {"filters": filters, "window": 32, "policy": policy}
 
 
+@contextlib.asynccontextmanager
+async def moderated(card, tokenizer, verdict=verdict_of, mode: str = "hold", fail: str = "closed", **settings):
+    """A gateway whose texts a service judges."""
+    async with moderation_server(verdict) as url:
+        async with running(card, tokenizer, safety=http_safety(url, mode, fail), **settings) as stack:
+            yield stack
+
+
 async def test_a_request_over_its_quota_is_not_judged_and_a_refused_one_uses_none(card, tokenizer):
     """Before the fix, a caller without quota kept a filter's service busy: 120 texts a second, on no bill."""
     judged = []
@@ -135,10 +143,7 @@ async def test_a_request_over_its_quota_is_not_judged_and_a_refused_one_uses_non
         judged.append(text)
         return verdict_of(text)
 
-    async with (
-        moderation_server(judge) as url,
-        running(card, tokenizer, safety=http_safety(url, "observe"), quotas={"each": {"tpm": 100}}) as stack,
-    ):
+    async with moderated(card, tokenizer, judge, "observe", quotas={"each": {"tpm": 100}}) as stack:
         prompts = {"/v1/completions": {"prompt": "forbidden"}, "/v1/chat/completions": {"messages": [FORBIDDEN]}}
         for path, body in prompts.items():
             for most, status in ((99, 429), (60, 400), (60, 400)):
@@ -149,25 +154,24 @@ async def test_a_request_over_its_quota_is_not_judged_and_a_refused_one_uses_non
 
 async def test_a_service_judges_windows_of_the_answer(card, tokenizer):
     clean = "one two three four five six seven eight nine ten " * 3
-    async with moderation_server(verdict_of) as url:
-        async with running(card, tokenizer, safety=http_safety(url, "hold")) as stack:
-            stack.say(clean + "then the forbidden word" + clean)
-            text, finish = await finish_of(stack)
-            assert finish == "content_filter"
-            assert (clean + "then the forbidden word").startswith(text)
-            assert "forbidden" not in text
-            assert len(text) >= len(clean) - 32
-            stack.say(clean)
-            assert await finish_of(stack) == (clean, "stop")
-            refused = await stack.chat(messages=[{"role": "user", "content": "a forbidden question"}])
-            assert refused.json()["error"]["code"] == "content_policy_violation"
-        async with running(card, tokenizer, safety=http_safety(url, "cut")) as stack:
-            stack.say(clean + "then the forbidden word" + clean + clean)
-            text, finish = await finish_of(stack)
-            assert finish == "content_filter"
-            longest = max(len(tokenizer.decode([one])) for one in tokenizer.encode(clean))
-            # the window, two tokens beside it, and the token that was on its way
-            assert len(text) <= text.index("forbidden") + len("forbidden") + 32 + 3 * longest
+    async with moderated(card, tokenizer) as stack:
+        stack.say(clean + "then the forbidden word" + clean)
+        text, finish = await finish_of(stack)
+        assert finish == "content_filter"
+        assert (clean + "then the forbidden word").startswith(text)
+        assert "forbidden" not in text
+        assert len(text) >= len(clean) - 32
+        stack.say(clean)
+        assert await finish_of(stack) == (clean, "stop")
+        refused = await stack.chat(messages=[{"role": "user", "content": "a forbidden question"}])
+        assert refused.json()["error"]["code"] == "content_policy_violation"
+    async with moderated(card, tokenizer, mode="cut") as stack:
+        stack.say(clean + "then the forbidden word" + clean + clean)
+        text, finish = await finish_of(stack)
+        assert finish == "content_filter"
+        longest = max(len(tokenizer.decode([one])) for one in tokenizer.encode(clean))
+        # the window, two tokens beside it, and the token that was on its way
+        assert len(text) <= text.index("forbidden") + len("forbidden") + 32 + 3 * longest
 
 
 @pytest.mark.parametrize("fail", ["open", "closed"])
@@ -180,10 +184,7 @@ async def test_a_service_that_dies_in_the_middle_obeys_fail(card, tokenizer, fai
         return verdict_of(text) if len(calls) <= 2 else Page('{"error": "boom"}', 500)
 
     text = "one two three four five six seven eight nine ten " * 3
-    async with (
-        moderation_server(judge) as url,
-        running(card, tokenizer, safety=http_safety(url, "hold", fail)) as stack,
-    ):
+    async with moderated(card, tokenizer, judge, fail=fail) as stack:
         stack.say(text)
         got, finish = await finish_of(stack)
         if fail == "open":
@@ -202,8 +203,7 @@ async def test_a_service_that_dies_in_the_middle_obeys_fail(card, tokenizer, fai
 
 @pytest.mark.parametrize("answer", [b"<html>no</html>", b"[]", b'{"results": []}', b'{"results": [{"flagged": "x"'])
 async def test_a_service_that_answers_nonsense_is_a_filter_that_is_away(card, tokenizer, answer):
-    nonsense = moderation_server(lambda text: Page(answer))
-    async with nonsense as url, running(card, tokenizer, safety=http_safety(url, "hold")) as stack:
+    async with moderated(card, tokenizer, lambda text: Page(answer)) as stack:
         stack.say("Hello")
         assert (await stack.chat()).status_code == 503
 
@@ -212,10 +212,7 @@ async def test_a_service_that_answers_nonsense_is_a_filter_that_is_away(card, to
 async def test_a_category_of_a_service_has_no_unsafe_characters(card, tokenizer, category, kept):
     """Before the fix, half of a surrogate pair was stored in the audit log, which then could not be read."""
     answer = Page(json.dumps({"results": [{"flagged": True, "categories": {category: True}}]}))
-    async with (
-        moderation_server(lambda text: answer) as url,
-        running(card, tokenizer, safety=http_safety(url, "hold")) as stack,
-    ):
+    async with moderated(card, tokenizer, lambda text: answer) as stack:
         error = (await stack.chat()).json()["error"]
         assert f"({kept})" in error["message"], error
 
