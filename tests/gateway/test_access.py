@@ -290,7 +290,7 @@ async def test_a_tenant_s_responses_are_its_own(stack_with_keys):
     stack, accounts = stack_with_keys
     colleague, stranger = await accounts.key(), await accounts.key("other")
     made = (await stack.client.post(RESPONSES, json={"model": "tiny", "input": "Hello"})).json()["id"]
-    stack.steps(*(Step((one,)) for one in stack.tokenizer.encode("Hello")), Step(hang=True))
+    stack.say("Hello", Step(hang=True))
     body = {"model": "tiny", "input": "Hello", "background": True}
     running_now = (await stack.client.post(RESPONSES, json=body)).json()["id"]
     asks = [("GET", ""), ("GET", "?stream=true"), ("GET", "/input_items"), ("POST", "/cancel"), ("DELETE", "")]

@@ -19,8 +19,7 @@ class Chats:
     """A gateway with a store, and what a chat page does with it."""
 
     def __init__(self, stack: Stack) -> None:
-        self.client, self.triton, self.tokenizer = stack.client, stack.triton, stack.tokenizer
-        self.say, self.steps = stack.say, stack.steps
+        self.client, self.triton, self.tokenizer, self.say = stack.client, stack.triton, stack.tokenizer, stack.say
 
     @property
     def prompt(self) -> str:
@@ -194,7 +193,7 @@ async def test_an_answer_goes_on_without_its_reader_and_nothing_is_lost_or_doubl
 async def test_an_answer_without_a_reader_is_stopped_and_kept_as_partial(chats, monkeypatch):
     monkeypatch.setattr("llmops.gateway.conversations.chat_run.UNREAD_TIMEOUT", 0.05)
     talk = await chats.new()
-    chats.steps(*(Step((token,)) for token in chats.tokenizer.encode("Hello world!")), Step(hang=True))
+    chats.say("Hello world!", Step(hang=True))
     async with chats.stream(talk, "Hi") as response:
         await anext(response.aiter_lines())
     await eventually(lambda: chats.triton.active == 0)

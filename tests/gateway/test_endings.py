@@ -164,7 +164,7 @@ async def test_an_engine_that_breaks(counted):
 
 
 async def test_who_leaves_pays_for_what_came(counted):
-    counted.stack.steps(*(Step((token,)) for token in counted.stack.tokenizer.encode("Hello")), Step(hang=True))
+    counted.stack.say("Hello", Step(hang=True))
     for path in (CHAT, RESPONSES):
         async with counted.stack.client.stream("POST", path, json={**BODIES[path], "stream": True}) as response:
             async for line in response.aiter_lines():

@@ -35,12 +35,15 @@ async def test_an_engine_error_before_the_first_token_is_no_200(stack):
 
 @pytest.mark.parametrize(
     ("end", "status", "code"),
-    [([Step(error="CUDA error", final=True)], 500, "engine_error"), ([], 500, "engine_error"),
-     ([Step(drop=True)], 503, "engine_unavailable")],
+    [
+        (Step(error="CUDA error", final=True), 500, "engine_error"),
+        (Step(), 500, "engine_error"),
+        (Step(drop=True), 503, "engine_unavailable"),
+    ],
     ids=["an error", "no final response", "a lost connection"],
-)  # fmt: skip
+)
 async def test_an_answer_that_breaks_off_is_a_data_object_and_no_done(stack, end, status, code):
-    stack.steps(*(Step((i,)) for i in stack.tokenizer.encode("Hello")), *end)
+    stack.say("Hello", end)
     events = await stack.events()
     assert (text_of(events), events[-1]["error"]["code"]) == ("Hello", code)
     assert "[DONE]" not in events

@@ -32,7 +32,7 @@ async def test_the_engine_fails(plain):
 
 
 async def test_the_engine_fails_half_way(plain):
-    plain.steps(*(Step((token,)) for token in plain.tokenizer.encode("Hello")), Step(error="broke", final=True))
+    plain.say("Hello", Step(error="broke", final=True))
     events = await raw_events(plain)
     assert (events[-1]["type"], events[-1]["error"]["type"]) == ("error", "api_error")
     assert events[-1]["request_id"].startswith("req_")

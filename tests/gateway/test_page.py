@@ -184,7 +184,7 @@ async def test_the_work_for_a_token_does_not_grow_with_the_answer(page):
 async def test_keys_a_reader_of_screens_and_a_phone_can_use_it(chat, page):
     await page.set_viewport_size({"width": 390, "height": 700})
     assert await page.evaluate("document.documentElement.scrollWidth") <= 390
-    chat.steps(*(Step((token,)) for token in chat.tokenizer.encode("Hello")), Step(hang=True))
+    chat.say("Hello", Step(hang=True))
     await ask(page, "Hi")
     await page.locator(LIVE).wait_for()
     await page.keyboard.press("Escape")
@@ -197,7 +197,7 @@ async def test_an_answer_that_a_safety_filter_ended_is_never_called_complete(car
     async with running(card, tokenizer, safety=rules) as chat, browser_page(browser) as page:
         await page.goto(chat.url)
         await page.locator("#model option").first.wait_for(state="attached")
-        chat.steps(*(Step((token,)) for token in chat.tokenizer.encode("It is Paris.")), Step(final=True))
+        chat.say("It is Paris.", end=False)
         await ask(page, "Where?")
         await page.locator(ANSWER).get_by_text("A safety filter ended this answer.").wait_for()
         assert await page.get_by_role("status").inner_text() == "A safety filter ended this answer, 2 words."

@@ -13,12 +13,6 @@ from tests.support.waiting import GENEROUS, eventually
 PATH = "/v1/responses"
 
 
-def endless(stack, text: str) -> None:
-    """This is said, and the answer does not end."""
-
-    stack.steps(*(Step((one,)) for one in stack.tokenizer.encode(text)), Step(hang=True))
-
-
 async def create(stack, **fields):
     return await stack.client.post(PATH, json={"model": "tiny", "input": "hi", **fields})
 
@@ -102,7 +96,7 @@ async def test_a_background_response_streams_and_goes_on_without_its_reader(stac
 
 
 async def test_what_is_generated_can_be_read_meanwhile(stack):
-    endless(stack, "Hello world! How are you? Hello world! How are you?")
+    stack.say("Hello world! How are you? Hello world! How are you?", Step(hang=True))
     running = (await create(stack, background=True)).json()
     assert running["status"] == "in_progress"
 
@@ -124,7 +118,7 @@ async def test_what_is_generated_can_be_read_meanwhile(stack):
 
 
 async def test_cancel_ends_every_reader(stack):
-    endless(stack, "Hello world! How are you? " * 9)
+    stack.say("Hello world! How are you? " * 9, Step(hang=True))
     running = (await create(stack, background=True)).json()
     reader = asyncio.create_task(streamed(stack, running["id"]))
     await asyncio.sleep(0.3)

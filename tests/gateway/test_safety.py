@@ -130,9 +130,9 @@ def http_safety(url: str, mode: str, fail: str = "closed", timeout: str = "2s"):
 @contextlib.asynccontextmanager
 async def moderated(card, tokenizer, verdict=verdict_of, mode: str = "hold", fail: str = "closed", **settings):
     """A gateway whose texts a service judges."""
-    async with moderation_server(verdict) as url:
-        async with running(card, tokenizer, safety=http_safety(url, mode, fail), **settings) as stack:
-            yield stack
+    server = moderation_server(verdict)
+    async with server as url, running(card, tokenizer, safety=http_safety(url, mode, fail), **settings) as stack:
+        yield stack
 
 
 async def test_a_request_over_its_quota_is_not_judged_and_a_refused_one_uses_none(card, tokenizer):

@@ -10,8 +10,8 @@ from sqlalchemy.exc import OperationalError
 
 from llmops.gateway.conversations.event_replay import RESPONSE_GONE
 from llmops.gateway.settings import GatewaySettings
-from tests.support.gateway_stack import running, serving
-from tests.support.scripted_triton import ScriptedTriton, Step
+from tests.support.gateway_stack import Stack, running, serving
+from tests.support.scripted_triton import Step
 from tests.support.waiting import GENEROUS, eventually
 
 PATH = "/v1/responses"
@@ -20,13 +20,9 @@ PATH = "/v1/responses"
 class Pair:
     """Two gateways in front of one Triton."""
 
-    def __init__(self, clients: list[httpx.AsyncClient], triton: ScriptedTriton, tokenizer) -> None:
-        self.clients, self.triton, self.tokenizer = clients, triton, tokenizer
-
-    def say(self, text: str, wait: float = 0.0, end: bool = True) -> None:
-        steps = [Step((token,), wait=wait) for token in self.tokenizer.encode(text)]
-        rest = [Step((0,)), Step(final=True)] if end else [Step(hang=True)]
-        self.triton.script = lambda tensors: [*steps, *rest]
+    def __init__(self, stack: Stack, *others: httpx.AsyncClient) -> None:
+        self.clients, self.say = [stack.client, *others], stack.say
+        self.triton, self.tokenizer = stack.triton, stack.tokenizer
 
     async def ask(self, index: int, method: str, tail: str = "", **body) -> httpx.Response:
         return await self.clients[index].request(method, PATH + tail, json=body or None, timeout=GENEROUS)
@@ -40,10 +36,12 @@ async def pair(card, tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr("llmops.gateway.conversations.chat_run.SAVE_INTERVAL", 0.05)
     # a machine that stands still is no store that is away
     monkeypatch.setattr("llmops.gateway.conversations.database.STORE_TIMEOUT", GENEROUS)
-    async with ScriptedTriton(card, lambda tensors: [Step(final=True)]) as triton:
-        settings = GatewaySettings(triton=triton.address, store=f"sqlite:///{tmp_path}/store.db", open=True)
-        async with serving(settings) as (one, _), serving(settings) as (other, _):
-            yield Pair([one, other], triton, tokenizer)
+    own = {"store": f"sqlite:///{tmp_path}/store.db", "open": True}
+    async with (
+        running(card, tokenizer, **own) as stack,
+        serving(GatewaySettings(triton=stack.triton.address, **own)) as (other, _),
+    ):
+        yield Pair(stack, other)
 
 
 async def test_a_finished_response_is_everywhere(pair):
@@ -62,7 +60,7 @@ async def test_a_finished_response_is_everywhere(pair):
 
 
 async def test_cancel_reaches_the_gateway_that_generates(pair):
-    pair.say("Hello world! How are you? ", end=False)
+    pair.say("Hello world! How are you? ", Step(hang=True))
     running = await pair.create(0, background=True)
     await eventually(lambda: pair.triton.active == 1)
     stopped = await pair.ask(1, "POST", f"/{running['id']}/cancel")
@@ -74,7 +72,7 @@ async def test_cancel_reaches_the_gateway_that_generates(pair):
 
 async def test_a_response_that_another_gateway_deletes_ends_and_stays_deleted(pair, caplog):
     caplog.set_level("INFO")
-    pair.say("Hello world! How are you? ", end=False)
+    pair.say("Hello world! How are you? ", Step(hang=True))
     running = await pair.create(0, background=True)
     await eventually(lambda: pair.triton.active == 1)
     events: list[dict] = []
@@ -125,7 +123,7 @@ async def test_a_stream_can_be_read_in_parts_from_the_other_gateway(pair):
 
 
 async def test_a_response_whose_gateway_is_gone_has_failed(pair, monkeypatch):
-    pair.say("Hello world! ", end=False)
+    pair.say("Hello world! ", Step(hang=True))
     # it reports nothing any more
     monkeypatch.setattr("llmops.gateway.conversations.chat_run.SAVE_INTERVAL", 3600.0)
     running = await pair.create(0, background=True)
@@ -144,7 +142,7 @@ async def test_a_response_that_outgrows_the_store_says_so(card, tokenizer, tmp_p
     monkeypatch.setattr("llmops.gateway.api.responses.LOST_RUN_TIMEOUT", 0.0)
     where = {"store": f"sqlite:///{tmp_path}/store.db"} if shared else {}
     async with running(card, tokenizer, **where, open=True, responses={"item_bytes": 2000}) as stack:
-        pair = Pair([stack.client], stack.triton, tokenizer)
+        pair = Pair(stack)
         pair.say("Hello world! " * 50, wait=0.005)
         large = await pair.create(0, background=True)
         followed = (await pair.ask(0, "GET", f"/{large['id']}?stream=true")).text
@@ -166,7 +164,7 @@ async def test_what_cannot_be_stored_says_so(card, tokenizer, tmp_path, monkeypa
         raise OperationalError("INSERT", {}, sqlite3.OperationalError("database or disk is full"))
 
     async with running(card, tokenizer, store=f"sqlite:///{tmp_path}/store.db", open=True) as stack:
-        pair = Pair([stack.client], stack.triton, tokenizer)
+        pair = Pair(stack)
         pair.say("Paris.")
         kept = await pair.create(0)
         assert kept["store"] is True

@@ -47,10 +47,12 @@ class Stack:
     server: uvicorn.Server
     chat_body: dict = field(default_factory=lambda: {**BODIES[CHAT]})
 
-    def say(self, text: str, *, end: bool = True, wait: float = 0.0) -> list[int]:
+    def say(self, text: str, *rest: Step, end: bool = True, wait: float = 0.0) -> list[int]:
+        """`rest` comes after the text in the place of its end."""
         ids = self.tokenizer.encode(text)
         steps = [Step((i,), wait=wait) for i in ids]
-        self.triton.script = lambda tensors: [*steps, *([Step((END,))] if end else []), Step(final=True)]
+        ending = rest or [*([Step((END,))] if end else []), Step(final=True)]
+        self.triton.script = lambda tensors: [*steps, *ending]
         return ids
 
     def steps(self, *steps: Step) -> None:
