@@ -65,7 +65,7 @@ def contradiction(spec: Any, path: str, value: Any) -> str | None:
     The option is not allowed if a flag of the build sets the field to another value.
     """
     name = DECIDED.get(path)
-    if name is None or value == getattr(spec, name):
+    if name is None or (value is not None and value == getattr(spec, name)):
         return None
     flag = "--" + name.replace("_", "-")
     known = TARGETS["pytorch"].kv_caches
