@@ -255,6 +255,13 @@ def _check_rules(arguments: Mapping[str, Any], minor: tuple[int, int]) -> None:
             raise InputError(f"TensorRT-LLM starts no engine of {kind} with TRTLLMSampler; leave llm.sampler_type out.")
     if arguments.get("guided_decoding_backend") and minor >= (1, 3):
         _check_grammars(speculative)
+    compiled = arguments.get("torch_compile_config") is not None
+    lora = arguments.get("enable_lora") or arguments.get("lora_config") is not None
+    if arguments.get("prefill_cuda_graph_backend") == "breakable" and (compiled or lora):
+        raise InputError(
+            "TensorRT-LLM starts no engine of LoRA adapters or with torch_compile_config if "
+            "prefill_cuda_graph_backend is breakable; leave llm.prefill_cuda_graph_backend out."
+        )
     graphs = arguments.get("cuda_graph_config") or {}
     sizes = graphs.get("batch_sizes")
     # 1.2 compares batch_sizes with its own list (TorchLlmArgs.validate_cuda_graph_config).

@@ -296,6 +296,17 @@ def test_speculation_that_1_3_does_not_start_beside_grammars_is_refused(speculat
     assert "guided_decoding_backend" not in make_llm_args(LIMITS, Parallelism(), "auto", without, "1.3.0rc29")
 
 
+@pytest.mark.parametrize("other", [{"torch_compile_config": {}}, {"enable_lora": True}, {"lora_config": {}}])
+def test_breakable_prefill_graphs_are_refused_beside_what_1_3_does_not_start_with_them(other):
+    """llmapi/llm_args.py at 0004396, `TorchLlmArgs.normalize_prefill_cuda_graph_config`, "breakable prefill CUDA graph
+    does not support LoRA", "… torch_compile_config".
+    """
+    breakable = {"prefill_cuda_graph_backend": "breakable"}
+    check_llm_args({**breakable, "enable_lora": False}, "1.3.0rc29")
+    with pytest.raises(InputError, match=r"leave llm\.prefill_cuda_graph_backend out"):
+        check_llm_args({**breakable, **other}, "1.3.0rc29")
+
+
 @pytest.mark.parametrize("speculative", [{"decoding_type": "MTP"}, {"decoding_type": "eagle", **DRAFT}])
 def test_the_sampler_that_cannot_speculate_is_refused(speculative):
     """1.2 `_torch/pyexecutor/_util.py`, validate_feature_combination, "trtllm_sampler and mtp enabled together is not
