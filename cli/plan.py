@@ -104,7 +104,7 @@ def _latency_options(metric: str, text: str, example: str) -> Callable[[T], T]:
 @click.option("--max-num-tokens", type=click.IntRange(1), help="Maximum tokens of one step.  [default: 8192]")
 @click.option(
     "--kv-fraction",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
     default=0.9,
     help="Share of the free memory for the KV cache.",
 )

@@ -42,7 +42,7 @@ class BuildPlan(BaseModel):
     max_batch_size: int = Field(ge=1)
     max_num_tokens: int = Field(ge=1)
     max_seq_len: int = Field(ge=1)
-    kv_cache_fraction: float = Field(gt=0, le=1)
+    kv_cache_fraction: float = Field(gt=0, lt=1)
     tokens_per_block: int = 32
     chunked_prefill: bool = True
     replicas: int = Field(ge=1, default=1)

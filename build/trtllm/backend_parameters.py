@@ -17,7 +17,13 @@ _PATTERNS = {
     "int": (_INT, "a whole number"),
     "float": (_FLOAT, "a number"),
     "bool": (re.compile("true|false"), "true or false"),
-    "ints": (re.compile(r"\d+(,\d+)*"), "numbers separated by commas"),
+    # The executor refuses other values when the model loads (executor/kvCacheConfig.cpp, setMaxTokens,
+    # setSinkTokenLength, setMaxAttentionWindowVec, setFreeGpuMemoryFraction).
+    "size": (re.compile(r"0*[1-9]\d*"), "a whole number of at least 1"),
+    "sizes": (re.compile(r"0*[1-9]\d*(,0*[1-9]\d*)*"), "whole numbers of at least 1, separated by commas"),
+    "share": (re.compile(r"0*\.\d*[1-9]\d*"), "a number above 0 and below 1, such as 0.9"),
+    # tllmRuntime.cpp, setWeightStreaming, ignores numbers from 1 on.
+    "part": (re.compile(r"0*(\.\d+)?|1(\.0*)?"), "a number from 0 to 1"),
     "lists": (_LISTS, "numbers separated by commas, with ; between instances"),
     "text": (re.compile(".+"), "a text"),
 }
@@ -41,7 +47,7 @@ def _same(kind: str, names: str) -> dict[str, Parameter]:
 
 PARAMETERS: dict[str, Parameter] = {
     "batch_scheduler_policy": Parameter("text", "guaranteed_no_evict", ("guaranteed_no_evict", "max_utilization")),
-    "kv_cache_free_gpu_mem_fraction": Parameter("float", "0.9"),
+    "kv_cache_free_gpu_mem_fraction": Parameter("share", "0.9"),
     "kv_cache_host_memory_bytes": Parameter("int", "0"),
     "enable_kv_cache_reuse": Parameter("bool", "true"),
     "enable_chunked_context": Parameter("bool", "true"),
@@ -53,12 +59,14 @@ PARAMETERS: dict[str, Parameter] = {
     # setupTopKTopPRuntimeArgOne).
     "decoding_mode": Parameter("text", "top_k_top_p", ("top_k_top_p", "lookahead")),
     **_same("lists", "gpu_device_ids participant_ids"),
-    **_same("ints", "max_attention_window_size"),
-    **_same("int", "max_tokens_in_paged_kv_cache sink_token_length num_nodes recv_poll_period_ms"),
+    **_same("sizes", "max_attention_window_size"),
+    **_same("size", "max_tokens_in_paged_kv_cache sink_token_length"),
+    **_same("int", "num_nodes recv_poll_period_ms"),
     **_same("int", "iter_stats_max_iterations request_stats_max_iterations cuda_graph_cache_size"),
     **_same("int", "lora_cache_max_adapter_size lora_cache_optimal_adapter_size lora_cache_host_memory_bytes"),
     **_same("int", "lookahead_window_size lookahead_ngram_size lookahead_verification_set_size"),
-    **_same("float", "lora_cache_gpu_memory_fraction gpu_weights_percent"),
+    **_same("float", "lora_cache_gpu_memory_fraction"),
+    **_same("part", "gpu_weights_percent"),
     # The backend's default, true, normalises over the tokens that top-k and top-p leave, so a
     # greedy token gets 0.0 (model_instance_state.cc: `bool normalizeLogProbs = true`;
     # tensorrtllm_backend issue #276).

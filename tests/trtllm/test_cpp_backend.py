@@ -50,12 +50,12 @@ def test_tensors_are_nvidias_own(tmp_path: Path) -> None:
 
 def test_settings_reach_the_backend_as_they_were_meant(tmp_path: Path) -> None:
     serve = {"kv_cache_free_gpu_mem_fraction": 0.85, "max_attention_window_size": "4096,1024", "cuda_graph_mode": True}
-    serve |= {"kv_cache_host_memory_bytes": "10000000000", "gpu_device_ids": "0,1;2,3"}
+    serve |= {"kv_cache_host_memory_bytes": "10000000000", "gpu_device_ids": "0,1;2,3", "gpu_weights_percent": 0.0}
     read = loaded(make_engine(tmp_path / "e", serve=serve))
     assert (read["kv_cache_free_gpu_mem_fraction"], read["max_attention_window_size"]) == (0.85, [4096, 1024])
     assert (read["cuda_graph_mode"], read["kv_cache_host_memory_bytes"]) == (True, 10_000_000_000)
     assert (read["enable_kv_cache_reuse"], read["enable_chunked_context"]) == (True, True)
-    assert read["gpu_device_ids"] == "0,1;2,3"
+    assert (read["gpu_device_ids"], read["gpu_weights_percent"]) == ("0,1;2,3", 0.0)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,14 @@ def test_settings_reach_the_backend_as_they_were_meant(tmp_path: Path) -> None:
     [
         ({"enable_kv_cache_reuse": "yes"}, "serve.enable_kv_cache_reuse must be true or false, not yes"),
         ({"kv_cache_host_memory_bytes": "1e10"}, "must be a whole number, not 1e10"),
-        ({"max_attention_window_size": "4096, 1024"}, "must be numbers separated by commas"),
+        ({"max_attention_window_size": "4096, 1024"}, "must be whole numbers of at least 1, separated by commas"),
+        # 1.2.1 cpp/tensorrt_llm/executor/kvCacheConfig.cpp: TLLM_CHECK(freeGpuMemoryFraction < 1.F) and (… > 0)
+        ({"kv_cache_free_gpu_mem_fraction": "1.0"}, "must be a number above 0 and below 1, such as 0.9, not 1.0"),
+        ({"max_tokens_in_paged_kv_cache": "0"}, "must be a whole number of at least 1, not 0"),
+        ({"sink_token_length": "-1"}, "must be a whole number of at least 1, not -1"),
+        ({"max_attention_window_size": "4096,0"}, "must be whole numbers of at least 1"),
+        # cpp/tensorrt_llm/runtime/tllmRuntime.cpp, setWeightStreaming: if (gpuWeightsPercent < 1)
+        ({"gpu_weights_percent": "20"}, "must be a number from 0 to 1, not 20"),
         ({"decoding_mode": "medusa"}, "must be top_k_top_p or lookahead, not medusa"),
         # 1.2.1 cpp/tensorrt_llm/layers/samplingLayer.cpp: one layer each, which skips all requests with the other's
         # parameter (kernels/samplingTopKKernels.h, setupTopKTopPRuntimeArgOne)

@@ -113,10 +113,10 @@ class PlanRequest:
         ):
             if sole_target not in (None, self.target):
                 raise InputError(f"--{flag} {name} runs on --target {sole_target} only; change one of them.")
-        if not 0 < self.kv_fraction <= 1:
+        if not 0 < self.kv_fraction < 1:
             raise InputError(
-                f"--kv-fraction {self.kv_fraction:g} is not a share of the free memory; give a number above 0 and at "
-                "most 1."
+                f"--kv-fraction {self.kv_fraction:g} is not a share of the free memory; give a number above 0 and "
+                "below 1."
             )
 
     def _check_sizes(self) -> None:
