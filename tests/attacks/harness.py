@@ -91,6 +91,12 @@ def connect(gateway: Gateway, source: str = "127.0.0.1", receive_buffer: int = 0
     return made
 
 
+def posted(path: str, body: object, headers: bytes = b"") -> bytes:
+    """Return a request with this JSON, and with `headers`, each with its end of line."""
+    data = json.dumps(body).encode()
+    return b"POST %b HTTP/1.1\r\nhost: x\r\n%bcontent-length: %d\r\n\r\n%b" % (path.encode(), headers, len(data), data)
+
+
 def exchange(gateway: Gateway, sent: bytes, source: str = "127.0.0.1") -> bytes:
     """Send bytes and return everything that comes back until the gateway closes, or resets, the connection."""
     received = b""

@@ -13,7 +13,7 @@ import pytest
 
 from llmops.gateway.http.connection_limits import ConnectionLimits, connection_limits
 from llmops.gateway.settings import GatewaySettings
-from tests.attacks.harness import LIVE, MIB, Neighbour, connect, exchange, record, scaled, status
+from tests.attacks.harness import LIVE, MIB, Neighbour, connect, exchange, posted, record, scaled, status
 
 #: Bytes that a connection may cost which has sent no whole request.
 PER_CONNECTION = 24 * 1024
@@ -67,44 +67,48 @@ def test_strangers_who_connect_again_and_again_end_nobodys_connection(start, sen
 
 
 @dataclass(eq=False)
-class Silent:
-    """A connection that has sent nothing."""
+class Held:
+    """A connection that has sent nothing, or with `progress=None` one whose request has no answer yet."""
 
     limits: ConnectionLimits
     address: str
     changed: float = 0.0
     progress: int | None = 0
+    aborted: bool = False
+    evicted: bool = False
 
     def evict(self) -> None:
+        self.evicted = True
         self.limits.remove(self.address, self)
 
     def abort(self) -> None:
-        raise AssertionError("only evicted")
+        self.aborted = True
 
     def read_pipelined(self) -> None:
-        raise AssertionError("nothing was sent")
+        raise AssertionError("nothing of it can be read yet")
 
 
 async def test_a_burst_without_free_descriptors_ends_no_more_connections_than_it_needs():
     """Before the fix, each of a burst closed 64 connections, until even those of other clients were closed."""
     limits = connection_limits(GatewaySettings())
     limits.descriptors = 1000
-    for number in range(900):
-        limits.add(f"10.0.0.{number % 3}", Silent(limits, f"10.0.0.{number % 3}"))
+    silent = [Held(limits, f"10.0.0.{number % 3}") for number in range(900)]
+    for one in silent:
+        limits.add(one.address, one)
     for descriptor in range(936, 966):
         assert limits.reason_to_reject(descriptor, "10.0.0.9") is None
-    assert limits.open == 900 - 64
+    assert (limits.open, any(one.aborted for one in silent)) == (900 - 64, False)
 
 
 def test_a_busy_gateway_ends_no_recent_connection_for_an_address_with_more():
     """Before the fix, while all others ran requests, each new connection closed one whose request was on its way."""
     limits = connection_limits(GatewaySettings(limits={"connections": 12}))
-    for _ in range(11):
-        limits.add("10.0.0.1", Silent(limits, "10.0.0.1", progress=None))
-    limits.add("10.0.0.2", Silent(limits, "10.0.0.2", changed=time.monotonic()))
+    busy = [Held(limits, "10.0.0.1", progress=None) for _ in range(11)]
+    for one in (*busy, Held(limits, "10.0.0.2", changed=time.monotonic())):
+        limits.add(one.address, one)
     limits.per_client = 0
     assert limits.reason_to_reject(20, "10.0.0.1") is not None
-    assert limits.open == 12
+    assert (limits.open, any(one.aborted for one in busy)) == (12, False)
 
 
 def test_clients_that_leave_without_reading_leave_nothing(start):
@@ -158,8 +162,7 @@ def test_clients_that_come_back_at_once(start, own_engine):
     """All connections are busy; those that are refused connect again without a pause."""
     limit = 40
     gateway = start(own_engine(1000, 0.2).address, limits={"connections": limit, "connections_per_client": 0})
-    body = b'{"model":"tiny","prompt":"Hello","max_tokens":200,"stream":true}'
-    busy = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    busy = posted("/v1/completions", {"model": "tiny", "prompt": "Hello", "max_tokens": 200, "stream": True})
     over = threading.Event()
     refused = [0]
     with contextlib.ExitStack() as stack:

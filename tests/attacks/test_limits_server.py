@@ -134,25 +134,24 @@ async def test_what_gateways_spend_in_an_outage_adds_up(valkey: Valkey, refusal:
             spent += 10
             result.by.settle(result.bounds, Settlement(money=-10, spent=10))
 
+    async def tell(at: int) -> None:
+        if refusal is None:
+            [valkey.kill, valkey.start][at]()
+            return
+        async with Redis.from_url(valkey.url) as client:
+            await client.execute_command(*_REFUSALS[refusal][at].split())
+
     async with two_limiters(valkey.url) as limiters:
         for limiter in limiters:
             await spend(limiter)
-        if refusal is None:
-            valkey.kill()
-        else:
-            async with Redis.from_url(valkey.url) as client:
-                await client.execute_command(*_REFUSALS[refusal][0].split())
+        await tell(0)
         # longer than between two attempts to reach Redis
         for _ in range(6):
             for limiter in limiters:
                 await spend(limiter)
             await asyncio.sleep(RETRY_INTERVAL / 4)
         assert spent == 100, "each gateway has half of the rest"
-        if refusal is None:
-            valkey.start()
-        else:
-            async with Redis.from_url(valkey.url) as client:
-                await client.execute_command(*_REFUSALS[refusal][1].split())
+        await tell(1)
         for limiter in limiters:
             await limiter.up.wait()
         for limiter in limiters * 10:

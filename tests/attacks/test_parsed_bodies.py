@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from tests.attacks.harness import MIB, record, scaled, status
+from tests.attacks.harness import MIB, posted, record, scaled, status
 from tests.gateway.test_encoder_servers import Vectors
 from tests.support.tokenizer_files import write_wordpiece_tokenizer
 from tests.support.waiting import GENEROUS
@@ -26,9 +25,7 @@ def ask_at_once(gateway, path: str, bodies: list[dict]) -> list[int]:
     """Send all bodies at once, and return the statuses of their answers."""
 
     def ask(one: dict) -> int:
-        body = json.dumps(one).encode()
-        head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
-        return status(gateway, head.encode() + body)
+        return status(gateway, posted(path, one, b"connection: close\r\n"))
 
     with ThreadPoolExecutor(len(bodies)) as pool:
         return list(pool.map(ask, bodies))

@@ -7,14 +7,13 @@ time; many connections ask for large answers and do not read them.
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import time
-from dataclasses import dataclass
 
 from llmops.gateway.http.connection_limits import connection_limits
 from llmops.gateway.settings import GatewaySettings
-from tests.attacks.harness import LIVE, MIB, Neighbour, connect, exchange, record, scaled, status
+from tests.attacks.harness import LIVE, MIB, Neighbour, connect, exchange, posted, record, scaled, status
+from tests.attacks.test_connections import Held
 from tests.support.waiting import GENEROUS
 
 #: Bytes that one connection may make the gateway hold, whatever it sends.
@@ -52,18 +51,13 @@ def pour(made: socket.socket, piece: bytes, total: int, seconds: float) -> int:
     return sent
 
 
-def posted(path: bytes, body: dict) -> bytes:
-    data = json.dumps(body).encode()
-    return b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (path, len(data), data)
-
-
 def test_a_pipeline_without_end_is_not_held(start, own_engine):
     gateway = start(own_engine(200, 0.1).address)
     before = gateway.memory()
     for form, (first, piece) in FORMS.items():
         with connect(gateway) as made, Neighbour(gateway) as other:
             if first:
-                made.sendall(posted(b"/v1/completions", STREAM))
+                made.sendall(posted("/v1/completions", STREAM))
                 assert made.recv(100).startswith(b"HTTP/1.1 200")
             sent = pour(made, piece, scaled(4 * MIB, 45 * MIB), scaled(2, 60))
         grown, p95 = gateway.peak() - before, other.quantile(0.95)
@@ -104,32 +98,15 @@ def test_a_new_connection_does_not_wait_for_the_pipelines_of_others(start):
     assert spent < OTHERS_P95
 
 
-@dataclass(eq=False)
-class Waiting:
-    """A connection with bytes behind a request."""
-
-    address: str
-    progress: int | None = None
-    aborted: bool = False
-
-    def evict(self) -> None:
-        raise AssertionError("only dropped")
-
-    def abort(self) -> None:
-        self.aborted = True
-
-    def read_pipelined(self) -> None:
-        raise AssertionError("its request has no answer yet")
-
-
 def test_who_pipelines_the_most_is_dropped():
     """Before the fix, the connection that sent the last byte was dropped, and its caller's answer with it."""
     limits = connection_limits(GatewaySettings())
-    attackers = [Waiting("127.0.1.1") for _ in range(70)]
+    attackers = [Held(limits, "127.0.1.1", progress=None) for _ in range(70)]
     for one in attackers:
         limits.hold_pipelined(one, 16 * MIB // 70)
-    victim = Waiting("127.0.0.99")
+    victim = Held(limits, "127.0.0.99", progress=None)
     limits.hold_pipelined(victim, 4096)
+    assert not any(one.evicted for one in (*attackers, victim))
     assert not victim.aborted
     dropped = [one.aborted for one in attackers].count(True)
     assert 0 < dropped < 20

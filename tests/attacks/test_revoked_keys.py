@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import httpx
 import pytest
 
-from tests.attacks.harness import connect, record, scaled
+from tests.attacks.harness import connect, posted, record, scaled
 from tests.support import forked_cli
 from tests.support.servers import Valkey
 from tests.support.waiting import wait_until
@@ -38,10 +37,9 @@ def begun(start, own_engine, programs, tmp_path):
 
 def stream(gateway, key: str):
     """A connection with an answer that runs for minutes."""
-    body = json.dumps({"model": "tiny", "prompt": "Hello", "max_tokens": 200, "stream": True}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n"
+    body = {"model": "tiny", "prompt": "Hello", "max_tokens": 200, "stream": True}
     made = connect(gateway)
-    made.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+    made.sendall(posted("/v1/completions", body, f"authorization: Bearer {key}\r\n".encode()))
     assert made.recv(12) == b"HTTP/1.1 200"
     return made
 

@@ -9,14 +9,14 @@ import pytest
 
 from llmops.errors import ResourceError
 from llmops.gateway.telemetry.access_log import AccessLogFile
-from tests.attacks.harness import MIB, exchange, record, scaled
+from tests.attacks.harness import MIB, exchange, posted, record, scaled
 from tests.support.pages import Page, PageServer, Request
 from tests.support.waiting import wait_until
 
 MEMORY = 24 * MIB
 
 
-ASKED = b'{"model":"tiny","prompt":"Hello","max_tokens":4}'
+ASKED = {"model": "tiny", "prompt": "Hello", "max_tokens": 4}
 HOSTILE = {
     "sampled": b"traceparent: 00-%032x-%016x-01" % (7, 7),
     "long tracestate": b"traceparent: 00-%032x-%016x-01\r\ntracestate: " % (7, 7) + b"a=" + b"b" * 50_000,
@@ -44,8 +44,7 @@ def receiver():
 
 
 def post(headers: bytes) -> bytes:
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n" % len(ASKED)
-    return head + headers + b"\r\n\r\n" + ASKED
+    return posted("/v1/completions", ASKED, b"connection: close\r\n%b\r\n" % headers)
 
 
 def test_trace_headers_cost_what_others_do(start, engine, receiver):
