@@ -249,6 +249,14 @@ def test_the_backends_parameters_become_the_executors(folder):
     assert (config.normalize_log_probs, config.enable_chunked_context, config.max_batch_size) == (False, True, 4)
 
 
+def test_no_weights_stay_on_the_gpu_if_the_engine_streams_all(folder):
+    """1.2.1 cpp/tensorrt_llm/runtime/tllmRuntime.cpp, setWeightStreaming: a budget of 0 bytes, as NVIDIA's backend
+    asks for (model_instance_state.cc); the executor's own default, 1.0, keeps all weights on the GPU.
+    """
+    assert make(folder, gpu_weights_percent="0.0")._executor.config.gpu_weights_percent == 0.0
+    assert make(folder, iter_stats_max_iterations="0")._executor.config.iter_stats_max_iterations == 1000
+
+
 @pytest.fixture
 def several(tmp_path, monkeypatch):
     """An engine of two GPUs, an mpirun that starts its ranks and ends all with one, and the library's package."""

@@ -384,15 +384,12 @@ def _knobs(api: Any, parameters: Mapping[str, str]) -> Any:
 
 
 def _numbers(parameters: Mapping[str, str], kind: Any, **names: str) -> dict[str, Any]:
-    """Return the fields whose parameter is set. 0 means "not set", as in the C++ backend.
+    """Return the fields whose parameter is set. A whole number of 0 means "not set".
 
     `names` has the parameter of each field. `kind` converts the parameter's text to a number.
     """
-    return {
-        field: kind(parameters[name])
-        for field, name in names.items()
-        if parameters.get(name) and float(parameters[name])
-    }
+    found = {field: kind(parameters[name]) for field, name in names.items() if parameters.get(name)}
+    return {field: number for field, number in found.items() if number or kind is float}
 
 
 def make_request(
