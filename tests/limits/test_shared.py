@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from redis.asyncio import Redis
+from redis import Redis
 
 from llmops.gateway.errors import RateLimitError
 from llmops.gateway.interfaces import Budget, Outcome, Quota, Usage
@@ -125,14 +125,8 @@ async def test_a_rate_below_one_per_gateway_is_neither_exceeded_nor_zero(valkey,
 
 
 def flush(valkey):
-    asyncio.run(_flush(valkey.url))
-
-
-async def _flush(url):
-
-    client = Redis.from_url(url)
-    await client.flushall()
-    await client.aclose()
+    with Redis.from_url(valkey.url) as client:
+        client.flushall()
 
 
 def restart(valkey):

@@ -2,20 +2,19 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
-import threading
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
+from anyio.from_thread import start_blocking_portal
 
-from llmops.perf.load.runner import run_async
 from tests.support.delay_server import Delays, DelayServer
 from tests.support.forked_cli import run
+from tests.support.pages import Page, PageServer
 from tests.support.waiting import wait_until
 
 LLMOPS = Path(sys.executable).parent / "llmops"
@@ -24,24 +23,11 @@ LLMOPS = Path(sys.executable).parent / "llmops"
 @contextmanager
 def delay_server(**delays):
     """The server in a thread with a loop of its own; yields it."""
-    box, ready = {}, threading.Event()
-
-    async def serve():
-        import asyncio
-
-        async with DelayServer(Delays(**delays)) as server:
-            box.update(server=server, stop=asyncio.Event(), loop=asyncio.get_running_loop())
-            ready.set()
-            await box["stop"].wait()
-
-    thread = threading.Thread(target=lambda: run_async(serve()), daemon=True)
-    thread.start()
-    assert ready.wait(60)
-    try:
-        yield box["server"]
-    finally:
-        box["loop"].call_soon_threadsafe(box["stop"].set)
-        thread.join(60)
+    with (
+        start_blocking_portal(backend_options={"use_uvloop": True}) as portal,
+        portal.wrap_async_context_manager(DelayServer(Delays(**delays))) as server,
+    ):
+        yield server
 
 
 bench = partial(run, "bench")
@@ -136,12 +122,9 @@ def test_objectives_that_are_missed_are_the_exit_code(objective, code):
         assert bench(server.url, "-n", 3, "-o", 2, "--slo", objective, "--fail-under", 0).returncode == 0
 
 
-def test_an_address_without_its_v1(tmp_path):
-    command = [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1", "--directory", str(tmp_path)]
-    with subprocess.Popen([*command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
-        base = re.search(r"http://127\.0\.0\.1:\d+", server.stdout.readline())[0]
-        result = bench(base)
-        server.kill()
+def test_an_address_without_its_v1():
+    with PageServer(lambda _: Page(status=404)) as server:
+        result, base = bench(server.url), server.url
     assert result.returncode == 1
     assert result.stderr == f"Error: {base} does not exist on the server; check the URL. Did you mean {base}/v1?\n"
 
