@@ -9,11 +9,7 @@ from llmops.build.checkpoint import open_checkpoint
 from llmops.build.checkpoint import safetensors_header as headers
 from llmops.build.targets.build_target import sampling_defaults
 from llmops.errors import CheckpointError, MissingDependencyError
-
-
-def edit_config(folder: Path, **changes: object) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+from tests.support.tiny_models import compressed, edit_config
 
 
 def test_safetensors_header_agrees_with_the_safetensors_library(tiny: Path) -> None:
@@ -113,11 +109,7 @@ def test_sampling_defaults_are_those_of_generation_config(copy_of_tiny: Path) ->
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8", 8),
         ({"quant_method": "awq", "bits": 4, "group_size": 128}, "awq", 4),
         ({"quant_method": "gptq", "bits": 8}, "gptq", 8),
-        (
-            {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 4}}}},
-            "compressed-tensors",
-            4,
-        ),
+        (compressed("pack-quantized", {"num_bits": 4}), "compressed-tensors", 4),
         ({"quant_method": "something-new"}, "other", None),
     ],
 )

@@ -1,6 +1,5 @@
 """The IR computes what transformers computes, in every supported family and stored precision."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from llmops.build.job.build_engine import build
 from llmops.build.spec import BuildSpec
 from llmops.errors import CheckpointError, InputError
 from tests.support.engines import int8_smollm2_engine
+from tests.support.tiny_models import edit_config
 
 from .conftest import VARIANTS, make_checkpoint
 
@@ -187,8 +187,7 @@ def test_flags_that_do_not_fit(tiny: Path, tmp_path: Path, fields: dict, sentenc
 
 
 def test_an_already_quantised_checkpoint_is_refused(copy_of_tiny: Path, tmp_path: Path) -> None:
-    path = copy_of_tiny / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": {"quant_method": "awq"}}))
+    edit_config(copy_of_tiny, quantization_config={"quant_method": "awq"})
     with pytest.raises(CheckpointError, match=r"already quantised \(awq\)"):
         build(spec_of(copy_of_tiny, tmp_path))
 

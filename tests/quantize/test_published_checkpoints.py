@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.tiny_models import FP8, compressed
+from tests.support.tiny_models import FP8, compressed, edit_config
 
 
 def as_fp8(weight):
@@ -60,8 +60,7 @@ def published(checkpoint, tmp_path):
             stored = store(tensor) if module.endswith("_proj") else {last: tensor}
             tensors |= {f"{module}.{part}": value.contiguous() for part, value in stored.items()}
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantised}))
+        edit_config(folder, quantization_config=quantised)
         return folder, source.path
 
     return make
@@ -135,9 +134,7 @@ def test_an_engine_that_passes_block_fp8_on(published, tmp_path):
 )  # fmt: skip
 def test_refused_in_one_sentence(published, tmp_path, form, change, target, says):
     folder, _ = published(form)
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] |= change
-    (folder / "config.json").write_text(json.dumps(config))
+    edit_config(folder, quantization_config=FORMATS[form][0] | change)
     for more in ([], ["--dry-run"]):
         result, error = run("build", folder, "-o", tmp_path / "engine", "--target", target, *more)
         assert error is not None, result.output
@@ -148,13 +145,6 @@ def test_refused_in_one_sentence(published, tmp_path, form, change, target, says
 
 BLOCK = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}
 GROUP = {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 128, "dynamic": True}
-
-
-def described(folder, weights, inputs, ignore=("lm_head",)):
-    """Write a compressed-tensors description of llm-compressor into config.json."""
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = compressed("float-quantized", weights, inputs) | {"ignore": list(ignore)}
-    (folder / "config.json").write_text(json.dumps(config))
 
 
 @pytest.mark.parametrize(
@@ -169,7 +159,8 @@ def described(folder, weights, inputs, ignore=("lm_head",)):
 )
 def test_fp8_of_llm_compressor_is_served_as_it_is_from_1_3_on(published, tmp_path, weights, inputs, says):
     folder, _ = published("float")
-    described(folder, weights, inputs)
+    description = compressed("float-quantized", weights, inputs) | {"ignore": ["lm_head"]}
+    edit_config(folder, quantization_config=description)
     words = ("build", folder, "-o", tmp_path / "engine", "--target", "pytorch", "--dry-run")
     error = run(*words, "--set", "image=trtllm-1.3")[1]
     assert says in error if says else error is None

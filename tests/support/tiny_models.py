@@ -81,9 +81,14 @@ def write_config(folder: Path, family: str) -> Path:
     config.architectures = extra.get("architectures", plain)
     config.save_pretrained(folder)
     if quantised := PUBLISHED.get(family):
-        path = folder / "config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": quantised}))
+        edit_config(folder, quantization_config=quantised)
     return folder
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    """Change fields of a checkpoint's config.json."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 def export_quantised(
