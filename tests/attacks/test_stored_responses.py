@@ -16,28 +16,13 @@ from llmops.gateway.errors import UnavailableError
 from llmops.gateway.http.middleware import Check
 from llmops.gateway.interfaces import Caller
 from tests.attacks.harness import MIB, Engine, Gateway, Neighbour, record, scaled
+from tests.attacks.test_conversations import GROWTH, NEIGHBOUR_P95, caller
 from tests.support.gateway_stack import running
 from tests.support.waiting import eventually
 
-#: Bytes that the gateway may grow by, whatever a client refers to: half of `limits.held_bytes`,
-#: which is counted, and as much again for what is parsed at the moment.
-GROWTH = 300 * MIB
-#: Seconds within which 95 of 100 requests of a neighbour are answered meanwhile.
-NEIGHBOUR_P95 = 1.0
 
-
-class Client:
-    """A client of the Responses API, with a key of its own."""
-
-    def __init__(self, gateway: Gateway, key: str = "attacker") -> None:
-        headers = {"authorization": f"Bearer {key}"}
-        self._http = httpx.Client(base_url=gateway.url, headers=headers, timeout=60)
-
-    def create(self, **body: Any) -> httpx.Response:
-        return self._http.post("/v1/responses", json={"model": "tiny", "input": "hi", "max_output_tokens": 1, **body})
-
-    def get(self, response_id: str, **query: str) -> httpx.Response:
-        return self._http.get(f"/v1/responses/{response_id}", params=query)
+def create(client: httpx.Client, **body: Any) -> httpx.Response:
+    return client.post("/v1/responses", json={"model": "tiny", "input": "hi", "max_output_tokens": 1, **body})
 
 
 @pytest.fixture
@@ -52,14 +37,14 @@ def tool(size: int) -> dict[str, Any]:
 
 def test_references_that_expand(gateway: Gateway) -> None:
     """A request of a few kilobytes names a stored item many times."""
-    client = Client(gateway)
+    client = caller(gateway, "attacker")
     item = {"type": "message", "role": "user", "content": "hi", "id": "msg_large", "unheard_of": "y" * 4_800_000}
-    assert client.create(input=[item]).status_code == 200
+    assert create(client, input=[item]).status_code == 200
     before = gateway.memory()
     references = [{"type": "item_reference", "id": "msg_large"}] * scaled(300, 1000)
     with Neighbour(gateway) as neighbour:
         for _ in range(20):
-            refused = client.create(input=references, store=False)
+            refused = create(client, input=references, store=False)
     growth = gateway.peak() - before
     record(f"{len(references)} references: {growth / MIB:.0f} MB more, p95 {neighbour.quantile(0.95) * 1000:.0f} ms")
     assert refused.status_code == 400
@@ -70,15 +55,15 @@ def test_references_that_expand(gateway: Gateway) -> None:
 
 def test_chains_that_expand(gateway: Gateway) -> None:
     """Short requests, twelve at a time, continue a long chain of large responses."""
-    client, previous = Client(gateway), None
+    client, previous = caller(gateway, "attacker"), None
     for _ in range(scaled(10, 40)):
-        answer = client.create(previous_response_id=previous, tools=[tool(900_000)], tool_choice="none")
+        answer = create(client, previous_response_id=previous, tools=[tool(900_000)], tool_choice="none")
         if answer.status_code != 200:
             break
         previous = answer.json()["id"]
     before = gateway.memory()
     with Neighbour(gateway) as neighbour, ThreadPoolExecutor(12) as pool:
-        answers = list(pool.map(lambda _: client.create(previous_response_id=previous), range(scaled(60, 240))))
+        answers = list(pool.map(lambda _: create(client, previous_response_id=previous), range(scaled(60, 240))))
     growth = gateway.peak() - before
     record(f"12 long chains: {growth / MIB:.0f} MB more, p95 {neighbour.quantile(0.95) * 1000:.0f} ms")
     assert {answer.status_code for answer in answers} <= {200, 400, 503}
@@ -90,11 +75,11 @@ def test_an_owner_that_stores_much_evicts_nobody_else(engine: Engine, start: Cal
     """Another client stores more than the gateway keeps in all."""
     kept_bytes = scaled(8_000_000, 64_000_000)
     gateway = start(engine.address, log_level="error", responses={"bytes": kept_bytes})
-    victim, attacker = Client(gateway, "victim"), Client(gateway, "attacker")
-    kept = [victim.create().json()["id"] for _ in range(5)]
+    victim, attacker = caller(gateway, "victim"), caller(gateway, "attacker")
+    kept = [create(victim).json()["id"] for _ in range(5)]
     for _ in range(kept_bytes * 2 // 900_000):
-        assert attacker.create(tools=[tool(900_000)], tool_choice="none").status_code == 200
-    found = [victim.get(one).status_code for one in kept]
+        assert create(attacker, tools=[tool(900_000)], tool_choice="none").status_code == 200
+    found = [victim.get(f"/v1/responses/{one}").status_code for one in kept]
     record(f"{found.count(200)} of {len(found)} responses of the victim are there")
     assert found == [200] * len(kept)
 
@@ -214,7 +199,7 @@ async def _is_over(client: httpx.AsyncClient, response_id: str) -> bool:
 
 def test_unknown_fields_are_not_stored(gateway: Gateway) -> None:
     """A response has only the fields that the API has, and each text of them is bounded."""
-    client = Client(gateway)
-    stored = client.create(unheard_of="z" * 1000, user="me").json()
-    assert "unheard_of" not in json.dumps(client.get(stored["id"]).json())
-    assert client.create(user="u" * 5000).status_code == 400
+    client = caller(gateway, "attacker")
+    stored = create(client, unheard_of="z" * 1000, user="me").json()
+    assert "unheard_of" not in json.dumps(client.get(f"/v1/responses/{stored['id']}").json())
+    assert create(client, user="u" * 5000).status_code == 400
