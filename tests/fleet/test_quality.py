@@ -1,8 +1,6 @@
 """The quality watch: golden prompts, replicas that should be equal, and the one that is not."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +20,7 @@ from llmops.gateway.telemetry.metrics import GatewayMetrics
 from tests.support.gateway_stack import replica_lines, serving
 from tests.support.mock_engine.llmops_engine.runtimes.faults import command_faults
 from tests.support.mock_engine.planned import constant
-from tests.support.mock_engine.replicas import Engines, engines
+from tests.support.mock_engine.replicas import engines
 from tests.support.waiting import eventually
 
 GOOD, BAD = [[1, 2, 3, 4]] * 4, [[9, 9, 9, 9]] * 4
@@ -103,18 +101,11 @@ async def test_texts_of_users_do_not_blind_the_comparison(tmp_path: Path, monkey
     assert taken == ["bad"]
 
 
-@contextmanager
-def replicas(engine_dir: Path, count: int, faults: Path) -> Iterator[Engines]:
-    paged = constant(0.002, 0.0, 2048, max_batch_size=8)
-    with engines(engine_dir, paged, count, faults=faults) as stage:
-        yield stage
-
-
 @pytest.mark.stack
 @pytest.mark.xdist_group("own-triton")
 async def test_a_replica_that_turns_bad_is_drained(engine_dir: Path, tmp_path: Path, caplog) -> None:
     faults = tmp_path / "faults.json"
-    with replicas(engine_dir, 3, faults) as stage:
+    with engines(engine_dir, constant(0.002, 0.0, 2048, max_batch_size=8), 3, faults=faults) as stage:
         watched = GatewaySettings(replicas=stage.replicas, quality={"interval": "0.5s", "shadow": 2})
         async with serving(watched) as (client, _), serving(GatewaySettings(replicas=stage.replicas)) as (other, _):
 
