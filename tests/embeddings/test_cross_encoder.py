@@ -1,6 +1,5 @@
 """Cross-encoders: the scores of transformers' own implementation, from the graph and through Triton and /v1/rerank."""
 
-import contextlib
 import json
 
 import numpy as np
@@ -10,7 +9,8 @@ from llmops.build.encoder import open_encoder
 from llmops.build.job.build_engine import build
 from llmops.build.spec import BuildSpec
 from llmops.errors import CheckpointError
-from tests.support.gateway_stack import app_client
+from llmops.gateway.settings import GatewaySettings
+from tests.support.gateway_stack import serving
 from tests.support.stack import ready_triton
 from tests.support.tokenizer_files import byte_level_tokenizer
 
@@ -121,19 +121,10 @@ def triton(engines, tmp_path_factory):
         yield server
 
 
-@contextlib.asynccontextmanager
-async def gateway(triton, **settings):
-    from llmops.gateway.app import create_app
-    from llmops.gateway.settings import GatewaySettings
-
-    async with app_client(create_app(GatewaySettings(triton=triton.grpc_address, **settings))) as client:
-        yield client
-
-
 @pytest.mark.stack
 @pytest.mark.xdist_group("cross-encoder")
 async def test_rerank_through_triton(checkpoints, triton):
-    async with gateway(triton) as client:
+    async with serving(GatewaySettings(triton=triton.grpc_address)) as (client, _):
         for kind in ("Bert", "XLMRoberta"):
             body = {"model": kind.lower(), "query": QUERY, "documents": DOCUMENTS}
             answer = (await client.post("/v1/rerank", json=body)).json()
@@ -159,8 +150,8 @@ async def test_rerank_through_triton(checkpoints, triton):
 @pytest.mark.stack
 @pytest.mark.xdist_group("cross-encoder")
 async def test_the_query_counts_as_often_as_it_is_read(triton):
-    limits = {"prompt_bytes": 1000}
-    async with gateway(triton, limits=limits) as client:
+    settings = GatewaySettings(triton=triton.grpc_address, limits={"prompt_bytes": 1000})
+    async with serving(settings) as (client, _):
         body = {"model": "bert", "query": "mat " * 10}
         assert (await client.post("/v1/rerank", json={**body, "documents": ["a"] * 20})).status_code == 200
         refused = await client.post("/v1/rerank", json={**body, "documents": ["a"] * 30})

@@ -14,6 +14,7 @@ from llmops.build.quality.quality_gates import QualityGates
 from llmops.build.quality.reference_answers import ReferenceAnswers
 from llmops.build.quantize.model_loading import load_tokenizer
 from llmops.errors import BuildError, InputError
+from tests.support.tiny_models import edit_config
 
 # what `llmops build --quant fp8` uses
 GATES = QualityGates.from_options({}, "fp8")
@@ -91,8 +92,7 @@ def test_a_wrong_top_k_of_the_experts(export, reference):
 @pytest.mark.parametrize(("field", "value"), [("num_experts_per_tok", 1), ("rope_theta", 100.0), ("rms_norm_eps", 0.1)])
 def test_a_wrong_hugging_face_config(export, field, value):
     _, folder, source = export("mixtral", "fp8", target="pytorch")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, field: value}))
+    edit_config(folder, **{field: value})
     with pytest.raises(BuildError, match=rf"config.json has {field} = {value}, and the source has"):
         load_exported(folder, "pytorch", source)
 
