@@ -5,13 +5,14 @@ import json
 import math
 import struct
 import tracemalloc
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from llmops.build.checkpoint import open_checkpoint
@@ -19,6 +20,7 @@ from llmops.build.checkpoint.gguf_header import read_header as read_gguf
 from llmops.build.checkpoint.safetensors_header import read_header as read_safetensors
 from llmops.build.checkpoint.safetensors_header import shard_files
 from llmops.build.model.architecture import Architecture
+from llmops.build.targets.openvino.rope import inverse_frequencies
 from llmops.build.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from llmops.errors import CheckpointError
 
@@ -240,3 +242,36 @@ def test_configs_with_any_field_changed(data: st.DataObject) -> None:
     for key in data.draw(st.lists(st.sampled_from(sorted(config)), min_size=1, max_size=2)):
         config[key] = data.draw(VALUES)
     tell(lambda: Architecture.from_hf_config(config))
+
+
+LLAMA3_ROPE = {
+    "factor": 8,
+    "low_freq_factor": 1,
+    "high_freq_factor": 4,
+    "original_max_position_embeddings": 64,
+}
+
+
+@EXAMPLES
+@given(
+    kind=st.sampled_from(["default", "linear", "llama3", "yarn"]) | VALUES,
+    parameters=st.fixed_dictionaries(
+        {},
+        optional={
+            name: NUMBERS | st.sampled_from([0, 1e-320, 1e308, "8"]) | VALUES for name in ("rope_theta", *LLAMA3_ROPE)
+        },
+    ),
+)
+@example(kind="llama3", parameters=LLAMA3_ROPE | {"low_freq_factor": 0})
+@example(kind="default", parameters={"rope_theta": 1e308})
+def test_rotary_embeddings_with_any_parameters(kind: Any, parameters: dict[str, Any]) -> None:
+    """Before the fix, a factor of 0 was a traceback, and an infinite theta built an engine that ignores positions."""
+
+    def frequencies() -> None:
+        found = inverse_frequencies({"rope_scaling": {"rope_type": kind, **parameters}}, 8)
+        assert np.isfinite(found).all()
+        assert (found > 0).all()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tell(frequencies)

@@ -6,6 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from llmops.errors import CheckpointError
+from llmops.input_files import MALFORMED
+from llmops.untrusted_text import escape_unsafe
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,11 +21,17 @@ def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
     """Return `rope_theta`, `rope_type` and the factors of the scaling.
 
     The fields may have the spelling of any version of transformers.
+
+    Raises:
+        CheckpointError: The fields are not numbers in an object.
     """
     nested = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = nested.get("rope_type") or nested.get("type") or "default"
-    theta = config.get("rope_theta") or nested.get("rope_theta") or 10000.0
-    return {**nested, "rope_type": kind, "rope_theta": float(theta)}
+    try:
+        kind = nested.get("rope_type") or nested.get("type") or "default"
+        theta = config.get("rope_theta") or nested.get("rope_theta") or 10000.0
+        return {**nested, "rope_type": kind, "rope_theta": float(theta)}
+    except MALFORMED:
+        raise _unusable(config) from None
 
 
 def rope_kind(config: dict[str, Any]) -> str:
@@ -35,23 +43,38 @@ def inverse_frequencies(config: dict[str, Any], head_dim: int) -> NDArray[np.flo
     """Return the inverse frequencies of the rotary embedding, shape (head_dim / 2,).
 
     Raises:
-        CheckpointError: The scaling is not in `ROPE_KINDS`.
+        CheckpointError: The scaling is not in `ROPE_KINDS`, or the frequencies are not positive
+            numbers.
     """
     import numpy as np
 
     parameters = rope_parameters(config)
     kind = parameters["rope_type"]
+    if kind not in ROPE_KINDS:
+        raise CheckpointError(
+            f"RoPE scaling {kind!r} is not supported by --target openvino, which has {', '.join(ROPE_KINDS)}; use "
+            "--target pytorch."
+        )
     exponents = np.arange(0, head_dim, 2, dtype=np.int64).astype(np.float32) / np.float32(head_dim)
-    frequencies = (1.0 / (np.float32(parameters["rope_theta"]) ** exponents)).astype(np.float32)
-    if kind == "default":
-        return frequencies
-    if kind == "linear":
-        return (frequencies / np.float32(parameters["factor"])).astype(np.float32)
-    if kind == "llama3":
-        return _llama3(frequencies, parameters)
-    raise CheckpointError(
-        f"RoPE scaling {kind!r} is not supported by --target openvino, which has {', '.join(ROPE_KINDS)}; use --target "
-        "pytorch."
+    with np.errstate(all="ignore"):
+        try:
+            frequencies = (1.0 / (np.float32(parameters["rope_theta"]) ** exponents)).astype(np.float32)
+            if kind == "linear":
+                frequencies = (frequencies / np.float32(parameters["factor"])).astype(np.float32)
+            elif kind == "llama3":
+                frequencies = _llama3(frequencies, parameters)
+        except MALFORMED:
+            raise _unusable(config) from None
+        if not (np.isfinite(frequencies) & (frequencies > 0)).all():
+            raise _unusable(config)
+    return frequencies
+
+
+def _unusable(config: dict[str, Any]) -> CheckpointError:
+    fields = {name: config[name] for name in ("rope_theta", "rope_parameters", "rope_scaling") if name in config}
+    return CheckpointError(
+        f"config.json has {escape_unsafe(str(fields), 200)}, which gives no rotary frequencies; download config.json "
+        "again."
     )
 
 
