@@ -18,7 +18,7 @@ _PATTERNS = {
     "float": (_FLOAT, "a number"),
     "bool": (re.compile("true|false"), "true or false"),
     # The executor refuses other values when the model loads (executor/kvCacheConfig.cpp, setMaxTokens,
-    # setSinkTokenLength, setMaxAttentionWindowVec, setFreeGpuMemoryFraction).
+    # setMaxAttentionWindowVec, setFreeGpuMemoryFraction).
     "size": (re.compile(r"0*[1-9]\d*"), "a whole number of at least 1"),
     "sizes": (re.compile(r"0*[1-9]\d*(,0*[1-9]\d*)*"), "whole numbers of at least 1, separated by commas"),
     "share": (re.compile(r"0*\.\d*[1-9]\d*"), "a number above 0 and below 1, such as 0.9"),
@@ -26,6 +26,8 @@ _PATTERNS = {
     "part": (re.compile(r"0*(\.\d+)?|1(\.0*)?"), "a number from 0 to 1"),
     "lists": (_LISTS, "numbers separated by commas, with ; between instances"),
     "text": (re.compile(".+"), "a text"),
+    # batch_manager/kvCacheManager.cpp, "streamLLM is not supported at the moment"
+    "refused": (re.compile("(?!)"), "left out, because TensorRT-LLM 1.2 loads no engine with it"),
 }
 
 
@@ -60,7 +62,8 @@ PARAMETERS: dict[str, Parameter] = {
     "decoding_mode": Parameter("text", "top_k_top_p", ("top_k_top_p", "lookahead")),
     **_same("lists", "gpu_device_ids participant_ids"),
     **_same("sizes", "max_attention_window_size"),
-    **_same("size", "max_tokens_in_paged_kv_cache sink_token_length"),
+    **_same("size", "max_tokens_in_paged_kv_cache"),
+    **_same("refused", "sink_token_length"),
     **_same("int", "num_nodes recv_poll_period_ms"),
     **_same("int", "iter_stats_max_iterations request_stats_max_iterations cuda_graph_cache_size"),
     **_same("int", "lora_cache_max_adapter_size lora_cache_optimal_adapter_size lora_cache_host_memory_bytes"),

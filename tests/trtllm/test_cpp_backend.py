@@ -67,7 +67,8 @@ def test_settings_reach_the_backend_as_they_were_meant(tmp_path: Path) -> None:
         # 1.2.1 cpp/tensorrt_llm/executor/kvCacheConfig.cpp: TLLM_CHECK(freeGpuMemoryFraction < 1.F) and (… > 0)
         ({"kv_cache_free_gpu_mem_fraction": "1.0"}, "must be a number above 0 and below 1, such as 0.9, not 1.0"),
         ({"max_tokens_in_paged_kv_cache": "0"}, "must be a whole number of at least 1, not 0"),
-        ({"sink_token_length": "-1"}, "must be a whole number of at least 1, not -1"),
+        # 1.2 cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp (#6767): TLLM_CHECK of mSinkBlockTokenLength == 0
+        ({"sink_token_length": "4"}, "must be left out, because TensorRT-LLM 1.2 loads no engine with it"),
         ({"max_attention_window_size": "4096,0"}, "must be whole numbers of at least 1"),
         # cpp/tensorrt_llm/runtime/tllmRuntime.cpp, setWeightStreaming: if (gpuWeightsPercent < 1)
         ({"gpu_weights_percent": "20"}, "must be a number from 0 to 1, not 20"),

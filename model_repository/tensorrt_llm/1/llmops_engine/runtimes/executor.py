@@ -352,7 +352,6 @@ def _kv_cache_config(api: Any, parameters: Mapping[str, str]) -> Any:
             parameters,
             int,
             max_tokens="max_tokens_in_paged_kv_cache",
-            sink_token_length="sink_token_length",
             host_cache_size="kv_cache_host_memory_bytes",
         ),
     )
