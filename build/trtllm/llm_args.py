@@ -253,6 +253,8 @@ def _check_rules(arguments: Mapping[str, Any], minor: tuple[int, int]) -> None:
         kind = speculative.get("decoding_type")
         if kind in ("MTP", "Eagle3"):
             raise InputError(f"TensorRT-LLM starts no engine of {kind} with TRTLLMSampler; leave llm.sampler_type out.")
+    if arguments.get("kv_connector_config"):
+        _check_connector(arguments)
     if arguments.get("guided_decoding_backend") and minor >= (1, 3):
         _check_grammars(speculative)
     compiled = arguments.get("torch_compile_config") is not None
@@ -269,6 +271,27 @@ def _check_rules(arguments: Mapping[str, Any], minor: tuple[int, int]) -> None:
         raise InputError("cuda_graph_config.max_batch_size and batch_sizes contradict each other; give one of the two.")
     if arguments.get("lora_config") and not arguments.get("enable_lora", True):
         raise InputError("lora_config needs enable_lora true; set it, or leave lora_config out.")
+
+
+def _check_connector(arguments: Mapping[str, Any]) -> None:
+    """Raise InputError for what reassigns blocks of the KV cache whose places a connector has been told.
+
+    The executor ends the start for most of it (1.3.0rc29, features/kv-cache-connector, "A page slot
+    must not be reassigned"; `_torch/pyexecutor/py_executor.py`, _maybe_init_kv_connector_manager).
+    """
+    cache, scheduler = arguments.get("kv_cache_config") or {}, arguments.get("scheduler_config") or {}
+    policy = "GUARANTEED_NO_EVICT"
+    conflicts = {
+        "pipeline_parallel_size": arguments.get("pipeline_parallel_size", 1) > 1,
+        "enable_attention_dp": arguments.get("enable_attention_dp"),
+        "speculative_config": arguments.get("speculative_config"),
+        "kv_cache_config.host_cache_size": cache.get("host_cache_size"),
+        "kv_cache_config.disk_cache_size": cache.get("disk_cache_size"),
+        "kv_cache_config.enable_block_reuse false": not cache.get("enable_block_reuse", True),
+        f"policies but {policy}": scheduler.get("capacity_scheduler_policy", policy) != policy,
+    }
+    if found := [name for name, is_set in conflicts.items() if is_set]:
+        raise InputError(f"TensorRT-LLM has no kv_connector_config with {found[0]}; leave one of the two out.")
 
 
 def _check_speculation(speculative: Mapping[str, Any], minor: tuple[int, int]) -> None:

@@ -296,6 +296,27 @@ def test_speculation_that_1_3_does_not_start_beside_grammars_is_refused(speculat
     assert "guided_decoding_backend" not in make_llm_args(LIMITS, Parallelism(), "auto", without, "1.3.0rc29")
 
 
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size"),
+        ({"enable_attention_dp": True}, "enable_attention_dp"),
+        ({"speculative_config": {"decoding_type": "MTP"}}, "speculative_config"),
+        ({"kv_cache_config": {"host_cache_size": 1 << 30}}, "kv_cache_config.host_cache_size"),
+        ({"kv_cache_config": {"enable_block_reuse": False}}, "kv_cache_config.enable_block_reuse false"),
+        ({"scheduler_config": {"capacity_scheduler_policy": "MAX_UTILIZATION"}}, "policies but GUARANTEED_NO_EVICT"),
+    ],
+)
+def test_a_kv_cache_connector_is_refused_beside_what_moves_its_blocks(other, says):
+    """1.3.0rc29's features/kv-cache-connector; `_torch/pyexecutor/py_executor.py` and py_executor_creator.py of both
+    releases, "KV Cache Connector is not supported with", "KV connector is only supported with guaranteed no evict".
+    """
+    connector = {"kv_connector_config": {"connector": "lmcache"}}
+    check_llm_args({**connector, "kv_cache_config": {"host_cache_size": 0}}, "1.3.0rc29")
+    with pytest.raises(InputError, match=f"no kv_connector_config with {says}; leave"):
+        check_llm_args({**connector, **other}, "1.3.0rc29")
+
+
 @pytest.mark.parametrize("other", [{"torch_compile_config": {}}, {"enable_lora": True}, {"lora_config": {}}])
 def test_breakable_prefill_graphs_are_refused_beside_what_1_3_does_not_start_with_them(other):
     """llmapi/llm_args.py at 0004396, `TorchLlmArgs.normalize_prefill_cuda_graph_config`, "breakable prefill CUDA graph
