@@ -143,10 +143,18 @@ class OutboxWorker:
         try:
             await self.outbox.checkpoint()
         except (sqlite3.Error, OSError) as error:
-            if self._log_once.is_new("disk", "failed"):
+            if not self._log_once.is_new("disk", "failed"):
+                return
+            if self.lock.folder.exists():
                 log.error(
                     "Usage cannot be written to the disk (%s); the gateway retries. A power failure would lose it.",
                     error,
+                )
+            else:
+                log.error(
+                    "The outbox %s was removed while the gateway uses it. Usage is delivered as long as the gateway "
+                    "runs; stop the gateway, which delivers the rest, and start it again.",
+                    self.lock.folder,
                 )
         else:
             self._log_once.is_new("disk", None)

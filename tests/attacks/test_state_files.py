@@ -30,6 +30,7 @@ from llmops.store.factory import open_store
 from tests.attacks.harness import MIB, record, scaled
 from tests.gateway.test_endings import Kept
 from tests.gateway.test_usage_outbox import event
+from tests.support.waiting import eventually
 
 EVENTS, ENDED, OPEN_ANSWERS = 200, 2, 5
 SLOTS = ENDED + OPEN_ANSWERS
@@ -221,6 +222,7 @@ async def test_a_folder_that_is_no_outbox_keeps_no_other_from_being_billed(folde
 @pytest.mark.parametrize("lost", [0, 3])
 async def test_an_outbox_that_is_removed_under_its_gateway_ends_with_a_sentence(tmp_path, lost, caplog, monkeypatch):
     monkeypatch.setattr("llmops.gateway.usage.usage_check.DRAIN_TIMEOUT", 0.1)
+    monkeypatch.setattr("llmops.gateway.usage.usage_check.CHECKPOINT_INTERVAL", 0.05)
     ledger = Kept()
     monkeypatch.setattr(ledger, "confirmed", AsyncMock(return_value=frozenset()))
     check = UsageCheck(tmp_path, UsageSettings(), ledger, NoPrices())
@@ -228,8 +230,11 @@ async def test_an_outbox_that_is_removed_under_its_gateway_ends_with_a_sentence(
     assert check.worker is not None
     check.worker.outbox.add([encode_event(event(seq)) for seq in range(lost)])
     shutil.rmtree(check.worker.lock.folder)
+    await eventually(lambda: "while the gateway uses it" in caplog.text, seconds=10)
     await check.close()
-    (told,) = [one.getMessage() for one in caplog.records if str(check.worker.lock.folder) in one.getMessage()]
+    soon, told = [one.getMessage() for one in caplog.records if str(check.worker.lock.folder) in one.getMessage()]
+    # before the fix, this spoke of a power failure, and a killed gateway was enough
+    assert "was removed while the gateway uses it. Usage is delivered as long as the gateway runs" in soon
     assert f"was removed while the gateway used it. {lost} usage events" in told
 
 
