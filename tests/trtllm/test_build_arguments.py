@@ -262,6 +262,7 @@ DRAFT_TOKENS = {"speculative_mode": "draft_tokens_external"}
         (128, 1, {**DRAFT_TOKENS, "serve.enable_kv_cache_reuse": "false"}, "needs reuse of the KV cache"),
         (128, 1, DRAFT_TOKENS, ""),
         (128, 1, {"serve.kv_cache_onboard_blocks": "false"}, "no engine with paged context FMHA loads"),
+        (128, 1, {"serve.decoding_mode": "lookahead"}, "this engine decodes by top_k_top_p only; leave it out"),
         (512, 2, {}, "multiple of 2 layers; use --tp"),
         (512, 3, {}, ""),
         (128, 2, {}, ""),
@@ -270,6 +271,9 @@ DRAFT_TOKENS = {"speculative_mode": "draft_tokens_external"}
 def test_what_the_runtime_would_not_load_is_refused(tmp_path, length, pp, options, says):
     """Checks of cpp/tensorrt_llm/batch_manager/trtGptModelInflightBatching.cpp (stored): "KV cache block reuse
     must be enabled for speculative decoding target model", "KV cache blocks need to be onboarded if context FMHA".
+
+    Its getDecodingMode: "Model is not built with Lookahead decoding … Overwriting"; before, model_instance_state.cc
+    throws "Decoding mode is set to lookahead but lookahead parameters are not specified".
 
     Its attention takes the window `(firstLayerId + i) % length` of a stage's layer i (transformerBuffers.cpp), its
     caches that of `i % length` (kvCacheManager.cpp, groupLayersByWindowSize): alike if a stage is a multiple.
