@@ -262,6 +262,9 @@ DRAFT_TOKENS = {"speculative_mode": "draft_tokens_external"}
         (128, 1, {**DRAFT_TOKENS, "serve.enable_kv_cache_reuse": "false"}, "needs reuse of the KV cache"),
         (128, 1, DRAFT_TOKENS, ""),
         (128, 1, {"serve.kv_cache_onboard_blocks": "false"}, "no engine with paged context FMHA loads"),
+        # tensorrtllm_backend docs/model_config.md: "only supported for an engine built with `weight_streaming` on"
+        (128, 1, {"serve.gpu_weights_percent": "0.2"}, "needs --set flag.weight_streaming=true"),
+        (128, 1, {"serve.gpu_weights_percent": "0.2", "flag.weight_streaming": "true"}, ""),
         (128, 1, {"serve.decoding_mode": "lookahead"}, "this engine decodes by top_k_top_p only; leave it out"),
         (512, 2, {}, "multiple of 2 layers; use --tp"),
         (512, 3, {}, ""),

@@ -217,6 +217,8 @@ def check_serving(parameters: dict[str, str], request: BuildRequest, argv: list[
             f"--set {SERVE}batch_scheduler_policy=max_utilization: without chunked context, streams of more than "
             f"{longest_prompt + 1} tokens, prompt and answer together, would be refused; leave it out."
         )
+    if float(parameters.get("gpu_weights_percent") or 1) < 1 and not flags["weight_streaming"]:
+        raise InputError(f"--set {SERVE}gpu_weights_percent below 1 needs --set {FLAG}weight_streaming=true.")
     mode = flags["speculative_decoding_mode"]
     # batch_manager/trtGptModelInflightBatching.cpp, getDecodingMode; `lookahead` loads with its sizes only.
     decoding = "lookahead" if mode == LOOKAHEAD else "top_k_top_p"
