@@ -40,7 +40,8 @@ class RateLimitCheck(Check):
             return
         limits = self._limits_of(context.caller)
         if limits is not None:
-            context.reservation = reservation = self.rate_limits.new_reservation(limits)
+            size = context.headers.get(b"content-length", b"")[:18]
+            context.reservation = reservation = self.rate_limits.new_reservation(limits, size)
             await reservation.enter()
 
     def adopt(self, context: RequestContext) -> None:
