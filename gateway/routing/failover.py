@@ -283,9 +283,10 @@ class FailoverStream(TokenStream):
                 self._end()
             return None
         except CancelledStreamError:
-            if self._replacement is None:
+            if self._replacement is not None:
+                self._enter(self._replacement)
+            elif self._cancelled or self._state is not StreamState.ENDED:
                 raise
-            self._enter(self._replacement)
             return None
         except (UnavailableError, EngineError) as error:
             if self._state is StreamState.SPLIT:
@@ -333,6 +334,10 @@ class FailoverStream(TokenStream):
         """Find a replica while the current replica generates, then cancel the current stream."""
         try:
             self._replacement = await self._open_replacement(reason)
+            if self._replacement is None:
+                # nothing is left to generate: the engine owes only the end
+                self._search = None
+                self._end()
         except ApiError as error:
             log.info("Failover cancelled, the answer continues on its replica: %s", error.full_message)
         except Exception:

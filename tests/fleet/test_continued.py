@@ -447,6 +447,15 @@ async def test_a_running_slot_without_tokens_is_suspected_and_a_slow_reader_is_n
     assert (fleet.reasons, len(fleet.engines[1].asked)) == (["suspect"], 1)
 
 
+async def test_an_answer_with_all_its_tokens_ends_although_its_engine_never_says_so() -> None:
+    fleet = Fleet(2, silence=0.02)
+    reader = await read(fleet, request(), 19)
+    (slot,) = fleet.engines[0].open
+    slot.push(TokenBatch(0, slot.left[0]))
+    await eventually(reader.task.done)
+    assert (reader.tokens, fleet.engines[1].asked) == ({0: answer(request())}, [])
+
+
 async def test_a_gateway_that_was_held_up_suspects_nobody_for_it(monkeypatch) -> None:
     monkeypatch.setattr(failover, "PROCESS_STALL_THRESHOLD", 0.0)  # every look comes too late
     fleet = Fleet(2, silence=0.02)
