@@ -341,6 +341,10 @@ class EngineError(ApiError):
         super().__init__("The engine failed on this request; send it again.", detail=detail)
 
 
+class ProtocolError(EngineError):
+    """An error for messages that break the contract, which count as a failure of the replica."""
+
+
 class InternalError(ApiError):
     """An error, status 500, for a bug in the gateway, which a retry would meet again.
 

@@ -11,7 +11,7 @@ import grpc
 from grpc import aio
 
 from llmops.contract import FINAL_RESPONSE_PARAMETER, REQUEST_TRANSPORT
-from llmops.gateway.errors import TRITON_UNREACHABLE, ApiError, CancelledStreamError, EngineError, UnavailableError
+from llmops.gateway.errors import TRITON_UNREACHABLE, ApiError, CancelledStreamError, ProtocolError, UnavailableError
 from llmops.gateway.interfaces import Engine, EngineRequest, ModelMetadata, TokenBatch, TokenStream
 from llmops.gateway.telemetry.trace_context import TRACEPARENT
 from llmops.gateway.triton.grpc_client import WRITE_ERRORS
@@ -47,7 +47,8 @@ class RequestStreamTransport(Engine):
             await call.done_writing()
         except WRITE_ERRORS as error:
             raise await _write_failure(call, error) from error
-        return RequestStream(call, ResponseReader(logprobs=request.logprobs), request.guide is not None)
+        reader = ResponseReader(logprobs=request.logprobs, sequences=request.n, vocab_size=self._writer.vocab_size)
+        return RequestStream(call, reader, request.guide is not None)
 
 
 class RequestStream(TokenStream):
@@ -82,7 +83,7 @@ class RequestStream(TokenStream):
                 batch = self._reader.read(inner)
             except (IndexError, KeyError, ValueError, struct.error) as error:
                 self.cancel()
-                raise EngineError(
+                raise ProtocolError(
                     f"The engine sent a message that cannot be read ({error!r}); see Triton's log."
                 ) from error
             if batch is not None:
@@ -114,7 +115,7 @@ class RequestStream(TokenStream):
         if response is aio.EOF:
             self._done = True
             if not self._final:
-                raise EngineError("The engine ended the stream without its final response; see Triton's log.")
+                raise ProtocolError("The engine ended the stream without its final response; see Triton's log.")
         return response
 
     def cancel(self) -> None:

@@ -150,7 +150,7 @@ class RequestWriter:
             extensions: True if the model has the inputs that NVIDIA's backend lacks.
         """
         self.model = model
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._pad_id = pad_id
         self._callers = callers
         self._salts = salts
@@ -245,7 +245,7 @@ class RequestWriter:
                 tensors.scalar(tensor, value)
 
     def _dense_bias(self, bias: Mapping[int, float]) -> array[float]:
-        dense = array("f", bytes(4 * self._vocab_size))
+        dense = array("f", bytes(4 * self.vocab_size))
         for token, value in bias.items():
             dense[token] = value
         return dense

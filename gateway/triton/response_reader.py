@@ -57,15 +57,15 @@ class ResponseReader:
     The order of the outputs must not change within a stream unless their number does.
     """
 
-    def __init__(self, *, logprobs: bool) -> None:
-        self._logprobs = logprobs
+    def __init__(self, *, logprobs: bool, sequences: int = 1, vocab_size: int = 2**31) -> None:
+        self._logprobs, self._sequences, self._vocab_size = logprobs, sequences, vocab_size
         self._names = 0
         self._positions: dict[str, int] = {}
 
     def read(self, response: service_pb2.ModelInferResponse) -> TokenBatch | None:
         """Return the new tokens, or None for a response without tokens.
 
-        The final response of a stream may have no tokens.
+        The final response of a stream may have no tokens. Raise ValueError for impossible tokens.
         """
         count = len(response.outputs)
         if count == 0:
@@ -81,6 +81,8 @@ class ResponseReader:
         if not tokens:
             return None
         sequence = _ints(raw[positions[_SEQUENCE_INDEX]])[0] if _SEQUENCE_INDEX in positions else 0
+        if not (0 <= sequence < self._sequences and min(tokens) >= 0 and max(tokens) < self._vocab_size):
+            raise ValueError(f"sequence {sequence} has tokens of {min(tokens)} to {max(tokens)}")
         return TokenBatch(sequence, tokens, self._floats(raw, len(tokens)) if self._logprobs else None)
 
     def _floats(self, raw: Sequence[bytes], count: int) -> list[float] | None:

@@ -23,16 +23,19 @@ class SlotStream(TokenStream):
     Unread batches wait in this object, so that a slow client does not delay other clients.
     """
 
-    def __init__(self, slot: int, submission: Submission, leave: Callable[[int], None]) -> None:
+    def __init__(self, slot: int, submission: Submission, sequences: int, leave: Callable[[int], None]) -> None:
         """Create a stream.
 
         Args:
             slot: Number of the slot.
             submission: The request, as submitted to the engine.
+            sequences: Number of sequences that the request asks for.
             leave: Removes the slot from the engine's batch.
         """
         self._leave = leave
-        self.number = slot
+        self.number, self.sequences = slot, sequences
+        # number of health checks that found the engine idle before its first entry for the slot
+        self.unanswered_checks = 0
         # kept until the engine's first entry for the slot, to be sent again over a new connection
         self.unconfirmed: Submission | None = submission
         self._batches: deque[TokenBatch] = deque()

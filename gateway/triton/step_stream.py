@@ -16,7 +16,7 @@ import struct
 import time
 import uuid
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from grpc import aio
@@ -51,9 +51,9 @@ ACKNOWLEDGE_INTERVAL = MAX_UNACKNOWLEDGED_STEPS // 8
 RECONNECT_INTERVAL = 0.1
 # Seconds until a subscription that ended is opened again for its observer.
 RESUBSCRIBE_DELAY = 0.25
-#: Seconds until a subscription is opened again after an unreadable message. The delay is long
-#: because the next message will most likely be unreadable too, and each is logged.
-UNREADABLE_DELAY = 30.0
+#: Seconds until a subscription is opened again after a message that cannot be right. The delay is
+#: long because the next message will most likely be no better, and each is logged.
+FAULTY_DELAY = 30.0
 #: Maximum number of entries in one step; more are an error. An engine has at most a few thousand
 #: sequences in its batch.
 MAX_STEP_ENTRIES = 16_384
@@ -145,9 +145,18 @@ class StepStreamTransport(Engine):
         if self._subscription is not None:
             self._subscription.drain()
 
-    def abandon(self, error: ApiError) -> None:
-        """End all open streams with `error`, because another replica continues them."""
-        if self._subscription is not None and not self._subscription.ended and self._subscription.has_streams:
+    def oldest_unanswered(self, next_slot: int) -> SlotStream | None:
+        """Return the oldest stream in a slot below `next_slot` of which the engine has sent nothing."""
+        streams = () if self._subscription is None else self._subscription.streams
+        return next((one for one in streams if one.number < next_slot and one.unconfirmed is not None), None)
+
+    def abandon(self, error: ApiError, *, is_faulty: bool = False) -> None:
+        """End all open streams with `error`, because another replica continues them.
+
+        A faulty engine gets the next subscription after FAULTY_DELAY.
+        """
+        if self._subscription is not None and not self._subscription.ended and self._subscription.streams:
+            self._subscription.is_faulty = is_faulty
             self._subscription.end(error)
 
     async def _keep_subscribed(self, observer: EngineObserver) -> None:
@@ -156,8 +165,8 @@ class StepStreamTransport(Engine):
             try:
                 subscription = await self._subscribe()
                 observer.on_disconnect(await asyncio.shield(subscription.over))
-                if subscription.is_unreadable:
-                    delay = UNREADABLE_DELAY
+                if subscription.is_faulty:
+                    delay = FAULTY_DELAY
             except ApiError as error:
                 observer.on_disconnect(error)
             await asyncio.sleep(delay)
@@ -179,7 +188,7 @@ class StepSubscription:
     Attributes:
         ended: True once the subscription delivers no more steps.
         over: Future that is set to the error when the subscription ends.
-        is_unreadable: True if the subscription ended because a message could not be read.
+        is_faulty: True if the subscription ended because the engine sent what cannot be right.
     """
 
     def __init__(
@@ -189,13 +198,13 @@ class StepSubscription:
         observer: EngineObserver | None = None,
         grace: float = RECONNECT_GRACE_PERIOD,
     ) -> None:
-        self.ended = self.is_unreadable = False
+        self.ended = self.is_faulty = False
         self.over: asyncio.Future[ApiError] = asyncio.get_running_loop().create_future()
         self._observer, self._grace = observer, grace
         self._start_call = start_call
         self._id = uuid.uuid4().hex
         self._writer = StepWriter(requests, self._id)
-        self._slots = itertools.count()
+        self._vocab_size, self._next_slot = requests.vocab_size, 0
         self._streams: dict[int, SlotStream] = {}
         self._last = self._acknowledged = 0
         self._writing = asyncio.Lock()
@@ -209,8 +218,9 @@ class StepSubscription:
         self._sends = TaskSet()
 
     @property
-    def has_streams(self) -> bool:
-        return bool(self._streams)
+    def streams(self) -> Collection[SlotStream]:
+        """Return the open streams, in the order of their slots."""
+        return self._streams.values()
 
     async def start(self) -> None:
         """Connect and subscribe. Raises UnavailableError if Triton cannot be reached."""
@@ -228,9 +238,9 @@ class StepSubscription:
         Submissions that arrive while a message is being written are sent together in the next
         message.
         """
-        slot = next(self._slots)
+        slot, self._next_slot = self._next_slot, self._next_slot + 1
         submission = self._writer.submission(request, slot)
-        stream = self._streams[slot] = SlotStream(slot, submission, self.cancel)
+        stream = self._streams[slot] = SlotStream(slot, submission, request.n, self.cancel)
         self._outbox[slot] = submission
         if not self._submitting:
             self._submitting = True
@@ -301,7 +311,7 @@ class StepSubscription:
                 if not self.ended:
                     await self._resume()
         except (IndexError, KeyError, OverflowError, ValueError, struct.error) as error:
-            self.is_unreadable = True
+            self.is_faulty = True
             self.end(
                 UnavailableError(
                     "The engine sent a message that cannot be read; send the request again later.", detail=repr(error)
@@ -348,7 +358,9 @@ class StepSubscription:
         if self._observer is not None:
             notify_observer(self._observer, outputs, response.raw_output_contents)
         if STEP_INDEX in outputs:
-            self._last = int.from_bytes(response.raw_output_contents[outputs[STEP_INDEX]], "little")
+            self._last += 1
+            if int.from_bytes(response.raw_output_contents[outputs[STEP_INDEX]], "little") != self._last:
+                raise ValueError(f"a step is not step {self._last}, which was expected")
             self._deliver(outputs, response.raw_output_contents)
             if self._last - self._acknowledged >= ACKNOWLEDGE_INTERVAL:
                 self._acknowledged = self._last
@@ -360,19 +372,24 @@ class StepSubscription:
         entries = raw[outputs[STEP_ENTRIES]]
         if len(entries) > MAX_STEP_ENTRIES * _ENTRY_BYTES:
             raise ValueError(f"a step has {len(entries) // _ENTRY_BYTES} entries, which are too many")
-        tokens = array("i", raw[outputs[STEP_TOKENS]]).tolist()
+        # read as unsigned numbers: a negative number is too large
+        tokens = array("I", raw[outputs[STEP_TOKENS]]).tolist()
+        if sum(array("I", entries)[2::4]) != len(tokens):
+            raise ValueError(f"a step has {len(tokens)} tokens, and its entries count others")
+        if tokens and max(tokens) >= self._vocab_size:
+            raise ValueError(f"a step has a token id outside the vocabulary of {self._vocab_size}")
         scores = array("f", raw[outputs[STEP_LOG_PROBS]]).tolist() if STEP_LOG_PROBS in outputs else None
         tops = _top_logprobs(outputs, raw)
         errors = decode_strings(raw[outputs[STEP_ERRORS]]) if STEP_ERRORS in outputs else iter(())
         cached = iter(array("i", raw[outputs[STEP_CACHED]])) if STEP_CACHED in outputs else iter(())
         lengths = iter(array("i", raw[outputs[STEP_PROMPT_LENGTHS]])) if STEP_PROMPT_LENGTHS in outputs else iter(())
         streams, start, prompt_start = self._streams, 0, len(tokens)
-        for slot, sequence, count, flags in struct.iter_unpack("<4i", entries):
+        for slot, sequence, count, flags in struct.iter_unpack("<4I", entries):
             end = start + count
-            if count < 0:
-                raise ValueError(f"a sequence has {count} tokens, which is negative")
             error = next(errors, "the engine failed") if flags & ERROR_FLAG else None
             stream, prompt = streams.get(slot), None
+            if slot >= self._next_slot or (stream is not None and sequence >= stream.sequences):
+                raise ValueError(f"a step has tokens for sequence {sequence} of slot {slot}, which was not requested")
             if flags & FIRST_OF_SLOT:
                 known, length = next(cached, -1), max(next(lengths, 0), 0)
                 if length and tops is not None:

@@ -20,10 +20,11 @@ import uvloop
 from tritonclient.grpc import service_pb2
 
 from llmops.errors import InputError
+from llmops.gateway.errors import UnavailableError
 from llmops.gateway.generation.answer import StreamWatchdog
 from llmops.gateway.generation.choice import LOGPROB_BYTES, Choice, LogprobBuffer
 from llmops.gateway.generation.provider_chat import ProviderChoice
-from llmops.gateway.interfaces import TokenBatch, Usage
+from llmops.gateway.interfaces import EngineRequest, TokenBatch, Usage
 from llmops.gateway.ratelimit.buckets import Limit, Settlement
 from llmops.gateway.ratelimit.redis import RedisLimiter
 from llmops.gateway.routing.placement.prefix_index import PrefixIndex
@@ -41,7 +42,7 @@ from llmops.gateway.triton.request_writer import RequestWriter
 from llmops.gateway.triton.step_stream import StepStreamTransport, StepSubscription
 from tests.attacks.harness import MIB
 from tests.steps.test_submissions import CARD
-from tests.support.gateway_stack import in_front_of, running
+from tests.support.gateway_stack import become, in_front_of, running
 from tests.support.scripted_triton import ScriptedTriton, Step
 from tests.support.waiting import eventually
 
@@ -79,6 +80,20 @@ async def test_tokens_that_cannot_be_read_are_one_line_in_the_log(card, tokenize
         assert (await stack.chat()).json()["error"]["code"] == "engine_error"
     errors = [one for one in caplog.records if one.levelname == "ERROR"]
     assert [one.exc_info for one in errors] == [None]
+
+
+@pytest.mark.parametrize("step", [Step((-1,)), Step((10**6,)), Step((5,), sequence=9), Step((5,), sequence=-7)])
+async def test_an_engine_whose_tokens_cannot_be_right_is_left_for_another(card, step):
+    """Before the fix, the request failed with 500, or its answer was empty, beside a replica that was ready."""
+    wrong = ScriptedTriton(card, lambda tensors: [step, Step(final=True)])
+    right = ScriptedTriton(card, lambda tensors: [Step((5, 6)), Step(final=True)])
+    async with in_front_of(wrong, right) as (client, _):
+        await become(client, "ready", "ready")
+        body = {"model": "tiny", "prompt": "Hello", "max_tokens": 8}
+        for answer in await asyncio.gather(*(client.post("/v1/completions", json=body) for _ in range(4))):
+            assert (answer.status_code, answer.json()["usage"]["completion_tokens"]) == (200, 2)
+        assert wrong.requests
+        await become(client, "suspect", "ready")
 
 
 async def test_log_probabilities_are_numbers_of_json(card, tokenizer):
@@ -144,7 +159,7 @@ class UnreadableCall:
     async def read(self) -> Any:
         answer = service_pb2.ModelStreamInferResponse()
         answer.infer_response.outputs.add(name="step_index", datatype="INT64", shape=[1])
-        answer.infer_response.raw_output_contents.append(bytes(8))
+        answer.infer_response.raw_output_contents.append(struct.pack("<q", 1))
         return answer
 
     def cancel(self) -> None:
@@ -169,12 +184,51 @@ async def test_an_engine_that_cannot_be_read_is_not_asked_again_at_once():
 
 def message_with(**tensors: bytes) -> Any:
     """A message of a step stream with these tensors, and empty ones that each step has."""
-    given = {"step_index": bytes(8), "step_entries": b"", "step_tokens": b"", **tensors}
+    given = {"step_index": struct.pack("<q", 1), "step_entries": b"", "step_tokens": b"", **tensors}
     answer = service_pb2.ModelInferResponse()
     for name, value in given.items():
         answer.outputs.add(name=name)
         answer.raw_output_contents.append(value)
     return answer
+
+
+def step(entry: tuple[int, int, int, int], *tokens: int, index: int = 1) -> dict[str, bytes]:
+    entries, ids = struct.pack("<4i", *entry), struct.pack(f"<{len(tokens)}i", *tokens)
+    return {"step_index": struct.pack("<q", index), "step_entries": entries, "step_tokens": ids}
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        step((0, 0, 1, 16), -5),
+        step((0, 0, 1, 16), CARD.vocab_size),
+        step((0, 1, 1, 16), 5),
+        step((0, -1, 1, 16), 5),
+        step((1, 0, 1, 16), 5),
+        step((-1, 0, 1, 16), 5),
+        step((0, 0, 2**31 - 1, 16), 5),
+        step((0, 0, 0, 16), 5),
+        step((0, 0, 1, 16), 5, index=2),
+    ],
+    ids=["negative", "vocabulary", "sequence", "sequence -1", "slot", "slot -1", "count", "no count", "index"],
+)
+async def test_a_step_that_cannot_be_right_ends_the_stream_as_a_broken_one(tensors: dict[str, bytes]) -> None:
+    """Before the fix, requests failed with 500, or waited in vain, and the engine got the next ones at once."""
+    call, seen = UnreadableCall(), []
+
+    async def read() -> Any:
+        await asyncio.sleep(0.05)
+        return service_pb2.ModelStreamInferResponse(infer_response=message_with(**tensors))
+
+    call.read = read  # type: ignore[method-assign]
+    transport = StepStreamTransport(lambda: call, "tiny-tensorrt_llm", CARD)
+    transport.watch(SimpleNamespace(on_disconnect=seen.append), 1.0)
+    stream = await transport.open(EngineRequest("x", [1, 2], 8))
+    with pytest.raises(UnavailableError) as raised:
+        await asyncio.wait_for(anext(stream), 5)
+    await asyncio.sleep(0.5)
+    await transport.close()
+    assert seen == [raised.value], "it has the next requests only after a pause"
 
 
 @pytest.mark.parametrize(

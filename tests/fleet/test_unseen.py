@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
 from llmops.contract import FIRST_OF_SLOT, LAST_OF_SEQUENCE, LAST_OF_SLOT
+from llmops.gateway.errors import UnavailableError
 from llmops.gateway.interfaces import EngineRequest, SchedulingParams, TokenStream
 from llmops.gateway.routing.admission.admission_controller import AdmissionController, AdmissionLimits
 from llmops.gateway.routing.admission.tiered_queue import PriorityTier, TieredQueue
@@ -201,3 +202,22 @@ async def test_what_left_before_the_engine_said_a_word_of_it_is_counted_no_longe
         gateway.leave()
         await settled()
         assert (view.in_flight, view.in_flight_tokens) == (1, 1)
+
+
+async def test_an_engine_that_says_nothing_of_a_request_and_that_no_prompt_waits_is_as_good_as_silent() -> None:
+    """Before the fix, its requests waited for `timeouts.first_token`, and it got the next ones."""
+    engine = Engine()
+    async with Gateway(engine) as gateway:
+        for action in (engine.say, gateway.ask, gateway.ask, *[engine.take] * 3, engine.end):
+            action()
+            engine.deliver()
+            await settled()
+        answered, unanswered = gateway.asked
+        for waiting, checks, ends in ((32, 100, False), (0, 19, False), (0, 1, True)):
+            gateway.replica.view.waiting_tokens = waiting
+            for _ in range(checks):
+                gateway.replica.check_unanswered()
+            await settled()
+            assert (answered.done(), unanswered.done()) == (True, ends)
+        assert isinstance(unanswered.exception(), UnavailableError)
+        assert gateway.replica.view.state == "suspect"

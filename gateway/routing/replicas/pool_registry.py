@@ -315,6 +315,7 @@ class PoolRegistry:
     async def _check_health(self) -> None:
         for replica in list(self.all()):
             replica.update_state()
+            replica.check_unanswered()
         if self._degradation is not None:
             saturation: dict[str, float] = {}
             for (name, _), pool in self._pools.items():

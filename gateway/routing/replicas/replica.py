@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 #: Units per request weight in which demand is sent to engines, as an integer.
 DEMAND_SCALE = 1000
 _MAX_INT32 = 2**31 - 1
+#: Number of health checks after which an engine that does not answer a request is abandoned. They
+#: take as long as SUSPECT_TIMEOUT, and are few while this process is stopped.
+MAX_UNANSWERED_CHECKS = 20
 
 
 class Replica:
@@ -76,8 +79,8 @@ class Replica:
         self._on_change, self._on_misrouted, self._has_alternative = on_change, on_misrouted, has_alternative
         self._on_restart = on_restart
         self._in_flight = InFlightTracker(self.view)
-        # number of running sequences in the engine's last report
-        self._reported_running = 0
+        # number of running sequences in the engine's last report, and the lowest slot that it omits
+        self._reported_running = self._next_slot = 0
         self._steps = ReportedSteps()
         # None for a replica that reports its state
         self.load_estimator = None if self.health.is_reporting else LoadEstimator(self.view, self._in_flight)
@@ -180,6 +183,17 @@ class Replica:
             )
         return state
 
+    def check_unanswered(self) -> None:
+        """Abandon an engine that sends nothing of a request and reports that no prompt waits."""
+        if self.view.waiting_tokens or not isinstance(self.engine, StepStreamTransport):
+            return
+        stream = self.engine.oldest_unanswered(self._next_slot)
+        if stream is not None:
+            stream.unanswered_checks += 1
+            if stream.unanswered_checks >= MAX_UNANSWERED_CHECKS and self._has_alternative():
+                text = f"Replica {self.replica_id} reports that no prompt waits, and sends nothing of a request"
+                self.engine.abandon(UnavailableError(f"{text}; send it again."), is_faulty=True)
+
     def declare_demand(self, tokens: int, demand: float) -> None:
         """Declare to the engine the demand that waits in this gateway.
 
@@ -221,6 +235,7 @@ class Replica:
         """Apply the state that the engine reports, unless its numbers contradict each other."""
         self.health.record_report(self._clock(), bool(state.draining))
         if min(state) >= 0 and state.free_blocks <= state.blocks:
+            self._next_slot = state.next_slot
             self._in_flight.remove_below(state.next_slot)
             self._apply_state(state)
         self.update_state()

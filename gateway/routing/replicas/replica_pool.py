@@ -12,7 +12,7 @@ from time import perf_counter
 from xxhash import xxh3_64_intdigest
 
 from llmops.contract import LORA_TASK_ID
-from llmops.gateway.errors import OVERLOADED, CancelledStreamError, PreemptedError, UnavailableError
+from llmops.gateway.errors import OVERLOADED, CancelledStreamError, PreemptedError, ProtocolError, UnavailableError
 from llmops.gateway.interfaces import (
     Engine,
     EngineRequest,
@@ -321,7 +321,7 @@ class ReplicaStream(TokenStream):
         if self._output and self._cached_prompt is not None:
             self._replica.assume_cached(self._cached_prompt, self._output.tobytes())
         # a full queue does not count as a failure of the replica
-        if isinstance(error, UnavailableError) and error.code != OVERLOADED:
+        if isinstance(error, (UnavailableError, ProtocolError)) and error.code != OVERLOADED:
             self._replica.record_failure()
         self._pool.finish(self)
 
