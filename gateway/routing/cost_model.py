@@ -71,10 +71,14 @@ class ReportedSteps:
         """Add a prompt of `tokens` that was read alone in `seconds`, whose steps are not known."""
         self.prefill_rate = self._prefill.add(tokens, seconds)
 
-    def add(self, seconds: float, prompt_tokens: float = 0, count: int = 1) -> None:
-        """Add `count` steps of `seconds` each, in each of which `prompt_tokens` were read."""
-        if self._steps and (self.prefill_rate or not prompt_tokens):
-            expected = self.seconds + (prompt_tokens / self.prefill_rate if prompt_tokens else 0.0)
+    def add(self, seconds: float, prompt_tokens: float = 0, count: int = 1, unseen_tokens: float = 0.0) -> None:
+        """Add `count` steps of `seconds` each, in each of which `prompt_tokens` were read.
+
+        The steps may also have read `unseen_tokens` of other gateways' prompts.
+        """
+        read = max(prompt_tokens, unseen_tokens)
+        if self._steps and (self.prefill_rate or not read):
+            expected = self.seconds + (read / self.prefill_rate if read else 0.0)
             seconds = min(seconds, OUTLIER_FACTOR * expected)
         self.seconds = self.after(seconds, count)
         self._steps += count

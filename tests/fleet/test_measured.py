@@ -133,3 +133,19 @@ def test_a_mean_of_steps_that_are_over_keeps_no_gateway_away():
     engine.end(engine.running[0])
     engine.measured.update_gauges(EngineGauges(3, 0), engine.now)
     assert (engine.view.step_seconds, engine.view.running > 0) == (0.0, True)
+
+
+def test_steps_that_read_prompts_of_other_gateways_count_whole():
+    """A gateway that took them for outliers sent requests beyond the objective for TPOT."""
+    engine, steps = Engine(), 400
+    for _ in range(4):
+        engine.send(2000)
+        engine.step()
+    quiet(engine)
+    for _ in range(5):
+        engine.measured.update_gauges(EngineGauges(8, 0), engine.now)
+    began, seen = engine.now, []
+    for at in range(steps):
+        engine.step(stall=0.15 if at % 8 == 0 else 0.0)
+        seen.append(engine.view.step_seconds)
+    assert sum(seen) / steps == pytest.approx((engine.now - began) / steps, rel=0.1)

@@ -184,7 +184,9 @@ class LoadEstimator:
             self._group_seconds += self._duration
             steps, tokens = self._group_steps, self._prompt_tokens
             if tokens or not self._is_reading:
-                self._times.add(self._group_seconds / steps, tokens / steps, steps)
+                # assume that other gateways' prompts are as long as this gateway's
+                unseen = self._prompt_mean if self._others else 0.0
+                self._times.add(self._group_seconds / steps, tokens / steps, steps, unseen)
             elif steps < MAX_STEPS_PER_GROUP:
                 return
         self._group_steps, self._group_seconds, self._prompt_tokens = 0, 0.0, 0
