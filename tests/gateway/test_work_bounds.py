@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from llmops.gateway.api import embeddings as embeddings_endpoint
+from llmops.gateway.api import tokenize as tokenize_endpoint
 from llmops.gateway.api.embeddings import EmbeddingRequest
 from llmops.gateway.interfaces import Usage
 from llmops.gateway.text.tokenizer import TextTokenizer
@@ -112,3 +113,19 @@ def test_the_beginning_of_a_text_has_the_first_tokens_of_all_of_it(tokenizer, en
         made = tokenizer.encode_beginning(text, wanted)
         assert made[:wanted] == whole[:wanted]
     assert len(text) < 10_000 or max(size for size, _ in encodings) < len(text) // 2
+
+
+async def test_many_tokens_are_written_in_pieces_between_which_others_have_their_turn(roomy, monkeypatch):
+    encode, lengths = tokenize_endpoint.json_bytes, []
+
+    def recorded(body):
+        lengths.extend(
+            len(part) for part in (body.values() if isinstance(body, dict) else [body]) if isinstance(part, list)
+        )
+        return encode(body)
+
+    monkeypatch.setattr(tokenize_endpoint, "json_bytes", recorded)
+    body = {"model": "tiny", "prompt": "7" * 20_000, "return_token_strs": True}
+    found = (await roomy.client.post("/tokenize", json=body)).json()
+    assert found["count"] == len(found["tokens"]) == len(found["token_strs"]) == 20_000
+    assert max(lengths) <= tokenize_endpoint.TOKENS_PER_TURN
