@@ -164,8 +164,12 @@ RULES = [
          "--tokens_per_block must be a power of two, such as 32."),
     FlagRule(_without("use_paged_context_fmha", "context_fmha"),
          "--use_paged_context_fmha enable needs --context_fmha enable."),
-    FlagRule(lambda f, s: _on(f, "use_paged_context_fmha") and f["kv_cache_type"] not in (None, "paged"),
-         "--use_paged_context_fmha enable (KV reuse, chunked context) needs --kv_cache_type paged."),
+    # Source: cpp/include/tensorrt_llm/runtime/modelConfig.h, supportsInflightBatching; without KV
+    # cache, an answer has one token. Only trtllm-refit gives a stripped engine its weights.
+    FlagRule(lambda f, s: f["kv_cache_type"] not in (None, "paged") or not _on(f, "gpt_attention_plugin"),
+         "in-flight batching needs --kv_cache_type paged and --gpt_attention_plugin: leave both out."),
+    FlagRule(_used("strip_plan"),
+         "--strip_plan leaves the weights out of the engine, which cannot be served: leave it out."),
     FlagRule(lambda f, s: f["kv_cache_type"] in (None, "paged") and not _on(f, "remove_input_padding"),
          "in-flight batching needs --remove_input_padding enable (packed input)."),
     FlagRule(_used("gemm_swiglu_plugin", "low_latency_gemm_swiglu_plugin"),

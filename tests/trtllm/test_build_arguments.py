@@ -61,6 +61,13 @@ SWIGLU = {"gemm_swiglu_plugin": "fp8"}
         ({"extra": {"pp_reduce_scatter": "enable"}}, "for Mixtral"),
         ({"extra": {"context_fmha": "disable", "use_paged_context_fmha": "enable"}}, "it needs context_fmha"),
         ({"extra": {"kv_cache_type": "continuous"}}, "kv_cache_type paged"),
+        # runtime/modelConfig.h, supportsInflightBatching, without which 1.2.1 trtGptModelInflightBatching.cpp loads no
+        # engine ("requires GPT attention/Mamba Conv 1d plugin with packed input and paged KV cache")
+        ({"extra": {"kv_cache_type": "continuous", "use_paged_context_fmha": "disable"}}, "kv_cache_type paged"),
+        ({"extra": {"kv_cache_type": "disabled", "use_paged_context_fmha": "disable"}}, "kv_cache_type paged"),
+        ({"extra": {"gpt_attention_plugin": "disable"}}, "--gpt_attention_plugin: leave"),
+        # examples/sample_weight_stripping: trtllm-refit makes an engine with weights of such an engine
+        ({"extra": {"strip_plan": True}}, "leaves the weights out"),
         ({"extra": {"remove_input_padding": "disable"}}, "packed input"),
         ({"extra": SWIGLU}, "need --quant fp8"),
         # 1.2.1 builder.py, optimize_model_with_config: "GemmSwiGLU plugin requires --use_fused_mlp flag"
