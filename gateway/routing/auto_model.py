@@ -33,6 +33,8 @@ LARGE = "large"
 #: Maximum number of remembered conversations with the large model, which bounds the memory: 8 bytes
 #: each plus the overhead of a dict.
 MAX_CONVERSATIONS = 100_000
+#: Maximum number of texts whose scores are remembered, which bounds the memory.
+MAX_SCORES = 10_000
 #: Maximum number of a user's latest texts that are scored, which bounds the time for a long
 #: conversation.
 MAX_SCORED_TEXTS = 8
@@ -81,6 +83,7 @@ class AutoModel:
         }
         self._embed, self._degradation = embed, degradation
         self._large_conversations: OrderedDict[int, None] = OrderedDict()
+        self._scores: OrderedDict[int, float] = OrderedDict()
         self._problems = LogOnce()
 
     async def choose(self, name: str, body: object, context: RequestContext) -> RouteDecision:
@@ -96,7 +99,7 @@ class AutoModel:
         is_large, reason = _by_rules(alias, body, context)
         head = self._heads.get(name)
         if reason == "default" and head is not None:
-            score = await self._score(head, _user_texts(body))
+            score = await self._score(head, _user_texts(body), context.caller.tenant_id or context.caller.owner)
             is_large = score is not None and score >= head.thresholds[LARGE]
             reason = "head" if is_large else "default"
         if not is_large:
@@ -117,29 +120,37 @@ class AutoModel:
             if len(known) > MAX_CONVERSATIONS:
                 known.popitem(last=False)
 
-    async def _score(self, head: ClassifierHead, texts: Sequence[str]) -> float | None:
+    async def _score(self, head: ClassifierHead, texts: Sequence[str], tenant: str) -> float | None:
         """Return the highest score that a router head gives to `texts`.
 
-        The result is None without texts, or if the embedding model does not answer.
+        The result is None without texts, or if the embedding model does not answer. A score is
+        reused for one tenant only, because the response time would reveal the texts to other
+        tenants.
         """
-        if not texts:
-            return None
-        try:
-            async with asyncio.timeout(SCORE_TIMEOUT):
-                vectors = await self._embed(head.model, list(texts))
-            scores = head_scores(head.matrix, vectors)
-        except (ApiError, TimeoutError, ValueError) as error:
-            if self._problems.is_new(head.model, type(error).__name__):
-                reason = str(error) or f"it took more than {1000 * SCORE_TIMEOUT:g} ms"
-                log.warning(
-                    "The embedding model %s of the router does not answer (%s); requests get no score",
-                    head.model,
-                    reason,
-                )
-            return None
-        self._problems.is_new(head.model, None)
-        large = list(head.weights).index(LARGE)
-        return max(float(score[large]) for score in scores)
+        keys = {hash((tenant, head.model, text)): text for text in texts}
+        scores = {key: self._scores[key] for key in keys if key in self._scores}
+        missing = [key for key in keys if key not in scores]
+        if missing:
+            try:
+                async with asyncio.timeout(SCORE_TIMEOUT):
+                    vectors = await self._embed(head.model, [keys[key] for key in missing])
+                found = head_scores(head.matrix, vectors)
+            except (ApiError, TimeoutError, ValueError) as error:
+                if self._problems.is_new(head.model, type(error).__name__):
+                    reason = str(error) or f"it took more than {1000 * SCORE_TIMEOUT:g} ms"
+                    log.warning(
+                        "The embedding model %s of the router does not answer (%s); requests get no score",
+                        head.model,
+                        reason,
+                    )
+                return None
+            self._problems.is_new(head.model, None)
+            large = list(head.weights).index(LARGE)
+            for key, score in zip(missing, found, strict=True):
+                scores[key] = self._scores[key] = float(score[large])
+            while len(self._scores) > MAX_SCORES:
+                self._scores.popitem(last=False)
+        return max(scores.values(), default=None)
 
 
 def _by_rules(alias: RoutedAlias, body: object, context: RequestContext) -> tuple[bool, Reason]:

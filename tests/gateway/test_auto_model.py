@@ -126,9 +126,9 @@ async def test_a_trained_head_decides_what_rules_do_not(tmp_path):
     model = auto(embed=embed, head=path)
     assert (await model.choose("auto", user("say hello"), context())).reason == "default"
     assert (await model.choose("auto", user("prove it"), context())).models[0] == "other"
-    # an earlier hard turn keeps the conversation up
+    # an earlier hard turn keeps the conversation up, and is not embedded again
     assert (await model.choose("auto", user("prove it", "say thanks"), context())).reason == "head"
-    assert asked == [["say hello"], ["prove it"], ["prove it", "say thanks"]]
+    assert asked == [["say hello"], ["prove it"], ["say thanks"]]
 
     async def away(name, texts):
         raise UnavailableError("away")
