@@ -264,6 +264,7 @@ def _check_rules(arguments: Mapping[str, Any], minor: tuple[int, int]) -> None:
             "TensorRT-LLM starts no engine of LoRA adapters or with torch_compile_config if "
             "prefill_cuda_graph_backend is breakable; leave llm.prefill_cuda_graph_backend out."
         )
+    _check_piecewise(arguments)
     graphs = arguments.get("cuda_graph_config") or {}
     sizes = graphs.get("batch_sizes")
     # 1.2 compares batch_sizes with its own list (TorchLlmArgs.validate_cuda_graph_config).
@@ -271,6 +272,19 @@ def _check_rules(arguments: Mapping[str, Any], minor: tuple[int, int]) -> None:
         raise InputError("cuda_graph_config.max_batch_size and batch_sizes contradict each other; give one of the two.")
     if arguments.get("lora_config") and not arguments.get("enable_lora", True):
         raise InputError("lora_config needs enable_lora true; set it, or leave lora_config out.")
+
+
+def _check_piecewise(arguments: Mapping[str, Any]) -> None:
+    """Raise InputError where the older fields of piecewise graphs contradict those of 1.3."""
+    compiled, tokens = arguments.get("torch_compile_config") or {}, arguments.get("prefill_capture_num_tokens")
+    disabled = arguments.get("prefill_cuda_graph_backend") == "disabled"
+    older = compiled.get("capture_num_tokens")
+    for name, newer, conflict in (
+        ("enable_piecewise_cuda_graph", "prefill_cuda_graph_backend", disabled),
+        ("capture_num_tokens", "prefill_capture_num_tokens", older and tokens and set(older) != set(tokens)),
+    ):
+        if compiled.get(name) and conflict:
+            raise InputError(f"torch_compile_config.{name} contradicts {newer}; leave one of the two out.")
 
 
 def _check_connector(arguments: Mapping[str, Any]) -> None:

@@ -328,6 +328,23 @@ def test_breakable_prefill_graphs_are_refused_beside_what_1_3_does_not_start_wit
         check_llm_args({**breakable, **other}, "1.3.0rc29")
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"prefill_cuda_graph_backend": "disabled"}, {"enable_piecewise_cuda_graph": True}),
+        ({"prefill_capture_num_tokens": [1, 2]}, {"capture_num_tokens": [1, 4]}),
+    ],
+)
+def test_contradicting_fields_of_piecewise_graphs_are_refused(first, second):
+    """llmapi/llm_args.py at 0004396, `TorchLlmArgs.normalize_prefill_cuda_graph_config`: "conflicts with"."""
+    check_llm_args({"torch_compile_config": second}, "1.3.0rc29")
+    same = {"enable_piecewise_cuda_graph": True, "capture_num_tokens": [2, 1]}
+    newer = {"prefill_cuda_graph_backend": "piecewise", "prefill_capture_num_tokens": [1, 2]}
+    check_llm_args({**newer, "torch_compile_config": same}, "1.3.0rc29")
+    with pytest.raises(InputError, match=rf"{next(iter(second))} contradicts {next(iter(first))}; leave"):
+        check_llm_args({**first, "torch_compile_config": second}, "1.3.0rc29")
+
+
 @pytest.mark.parametrize("speculative", [{"decoding_type": "MTP"}, {"decoding_type": "eagle", **DRAFT}])
 def test_the_sampler_that_cannot_speculate_is_refused(speculative):
     """1.2 `_torch/pyexecutor/_util.py`, validate_feature_combination, "trtllm_sampler and mtp enabled together is not
