@@ -255,6 +255,8 @@ def _check_rules(arguments: Mapping[str, Any], minor: tuple[int, int]) -> None:
             raise InputError(f"TensorRT-LLM starts no engine of {kind} with TRTLLMSampler; leave llm.sampler_type out.")
     if arguments.get("kv_connector_config"):
         _check_connector(arguments)
+    if speculative.get("use_rejection_sampling"):
+        _check_rejection_sampling(arguments, speculative)
     if arguments.get("guided_decoding_backend") and minor >= (1, 3):
         _check_grammars(speculative)
     compiled = arguments.get("torch_compile_config") is not None
@@ -350,6 +352,26 @@ def _check_stages(speculative: Mapping[str, Any], minor: tuple[int, int]) -> Non
             f"TensorRT-LLM {minor[0]}.{minor[1]} has no {kind} speculation over pipeline stages; use --tp instead of "
             "--pp, or leave llm.speculative_config out."
         )
+
+
+def _check_rejection_sampling(arguments: Mapping[str, Any], speculative: Mapping[str, Any]) -> None:
+    """Raise InputError for what rejection sampling of drafts does not go with in 1.3.
+
+    Source: `TorchLlmArgs.validate_speculative_config`. A tree may have 32 siblings, as many as the
+    kernel records.
+    """
+    kind = speculative["decoding_type"]
+    newer = kind not in ("Eagle3", "MTP") or speculative.get("use_mtp_vanilla")
+    wide = speculative.get("use_dynamic_tree") and speculative.get("dynamic_tree_max_topK", 0) > 32
+    conflicts = {
+        f"speculation by {kind}": kind not in ("Eagle3", "MTP", "PARD", "DFlash", "DSpark", "Draft_Target"),
+        "sa_config": speculative.get("sa_config") is not None,
+        "dynamic_tree_max_topK above 32": wide,
+        "use_relaxed_acceptance_for_thinking": newer and speculative.get("use_relaxed_acceptance_for_thinking"),
+        "context_parallel_size": newer and arguments.get("context_parallel_size", 1) > 1,
+    }
+    if found := [name for name, is_set in conflicts.items() if is_set]:
+        raise InputError(f"TensorRT-LLM has no use_rejection_sampling with {found[0]}; leave one of the two out.")
 
 
 def _check_grammars(speculative: Mapping[str, Any]) -> None:

@@ -345,6 +345,26 @@ def test_contradicting_fields_of_piecewise_graphs_are_refused(first, second):
         check_llm_args({**first, "torch_compile_config": second}, "1.3.0rc29")
 
 
+@pytest.mark.parametrize(
+    ("speculative", "says"),
+    [
+        (NGRAM4, "speculation by NGram"),
+        ({**EAGLE3, **DRAFT, "sa_config": {}}, "sa_config"),
+        ({**MTP, "use_dynamic_tree": True, "dynamic_tree_max_topK": 33}, "dynamic_tree_max_topK above 32"),
+        ({**MTP, "use_mtp_vanilla": True, "use_relaxed_acceptance_for_thinking": True}, "use_relaxed_acceptance"),
+    ],
+)
+def test_rejection_sampling_is_refused_beside_what_1_3_does_not_start_with_it(speculative, says):
+    """llmapi/llm_args.py at 0004396, `TorchLlmArgs.validate_speculative_config`, mtp_unsupported_combo: relaxed
+    acceptance is refused for methods other than Eagle 3 and MTP in one model alone.
+    """
+    relaxed = {**MTP, "use_relaxed_acceptance_for_thinking": True, "use_rejection_sampling": True}
+    check_llm_args({"speculative_config": relaxed}, "1.3.0rc29")
+    check_llm_args({"speculative_config": speculative}, "1.3.0rc29")
+    with pytest.raises(InputError, match=f"no use_rejection_sampling with {says}"):
+        check_llm_args({"speculative_config": {**speculative, "use_rejection_sampling": True}}, "1.3.0rc29")
+
+
 @pytest.mark.parametrize("speculative", [{"decoding_type": "MTP"}, {"decoding_type": "eagle", **DRAFT}])
 def test_the_sampler_that_cannot_speculate_is_refused(speculative):
     """1.2 `_torch/pyexecutor/_util.py`, validate_feature_combination, "trtllm_sampler and mtp enabled together is not
