@@ -104,7 +104,7 @@ TOP: Table = {
     "sampler_type": _until(_str("TRTLLMSampler", "TorchSampler", "auto"), "1.3 has one sampler for all requests"),
     "enable_iter_perf_stats": _bool(),
     "enable_iter_req_stats": _bool(), "iter_stats_max_iterations": _int(), "request_stats_max_iterations": _int(),
-    "max_stats_len": _int(1000), "print_iter_log": _bool(),
+    "max_stats_len": _int(1000, -1), "print_iter_log": _bool(),
     "batch_wait_timeout_ms": Field("float", 0, minimum=0), "batch_wait_timeout_iters": _int(0),
     "batch_wait_max_tokens_ratio": Field("float", 0, minimum=0, maximum=1), "enable_autotuner": _bool(True),
     "enable_min_latency": _bool(), "stream_interval": _int(1, 1), "force_dynamic_quantization": _bool(),

@@ -113,6 +113,8 @@ SPECULATIONS = "NGram, MTP, Eagle3, Draft_Target, AUTO, SaveState"
         ({"kv_cache_config": {"max_attention_window": [0]}}, "max_attention_window"),
         # _torch/pyexecutor/py_executor.py: "Request beam width 1 is not equal to max_beam_width 4"
         ({"max_beam_width": 4}, "refuses requests without beam search; leave it out"),
+        # 1.2.1 _torch/pyexecutor/py_executor.py: `max(self.llm_args.max_stats_len, 1)`
+        ({"max_stats_len": -1}, "keeps one entry before TensorRT-LLM 1.3"),
         # cpp/tensorrt_llm/kernels/kvCacheUtils.h, KVBlockArray: "tokensPerBlock must be power of 2"
         ({"kv_cache_config": {"tokens_per_block": 48}}, "tokens_per_block is 48; it must be a power of two"),
     ],
@@ -166,6 +168,8 @@ def test_the_largest_graph_replaces_our_list_of_graphs(version):
 
 DRAFT = {"max_draft_len": 4, "speculative_model": "/draft"}
 LATER = {
+    # llmapi/llm_args.py at 0004396: "Set to -1 to keep all entries"
+    "max_stats_len": -1,
     "generation_config": "auto",
     "enable_tokenization_cache": True,
     "disable_mm_encoder": True,
