@@ -274,6 +274,8 @@ def _check_rules(arguments: Mapping[str, Any], minor: tuple[int, int]) -> None:
         raise InputError("cuda_graph_config.max_batch_size and batch_sizes contradict each other; give one of the two.")
     if minor < (1, 3) and arguments.get("max_stats_len") == -1:
         raise FieldError("max_stats_len", "max_stats_len -1 keeps one entry before TensorRT-LLM 1.3; give a number.")
+    if arguments.get("orchestrator_type") == "ray" or arguments.get("ray_worker_extension_cls"):
+        raise InputError("NVIDIA's images have no Ray; leave orchestrator_type and ray_worker_extension_cls out.")
     if arguments.get("lora_config") and not arguments.get("enable_lora", True):
         raise InputError("lora_config needs enable_lora true; set it, or leave lora_config out.")
 

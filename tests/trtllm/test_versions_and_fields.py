@@ -113,6 +113,8 @@ SPECULATIONS = "NGram, MTP, Eagle3, Draft_Target, AUTO, SaveState"
         ({"kv_cache_config": {"max_attention_window": [0]}}, "max_attention_window"),
         # _torch/pyexecutor/py_executor.py: "Request beam width 1 is not equal to max_beam_width 4"
         ({"max_beam_width": 4}, "refuses requests without beam search; leave it out"),
+        # examples/ray_orchestrator: "you need to first install Ray"
+        ({"orchestrator_type": "ray"}, "have no Ray; leave orchestrator_type"),
         # 1.2.1 _torch/pyexecutor/py_executor.py: `max(self.llm_args.max_stats_len, 1)`
         ({"max_stats_len": -1}, "keeps one entry before TensorRT-LLM 1.3"),
         # cpp/tensorrt_llm/kernels/kvCacheUtils.h, KVBlockArray: "tokensPerBlock must be power of 2"
