@@ -329,6 +329,12 @@ def _check_speculation(speculative: Mapping[str, Any], minor: tuple[int, int]) -
         raise InputError("speculative_config MTP needs max_draft_len of at least 1 and no num_nextn_predict_layers.")
     if kind == "DSpark" and speculative.get("block_size") not in (None, speculative["max_draft_len"]):
         raise InputError("speculative_config DSpark needs block_size equal to max_draft_len; leave block_size out.")
+    least, size = (-1 if kind == "SA" else 1), speculative.get("max_matching_ngram_size")
+    if size is not None and (size < least or size == 0):
+        raise InputError(f"speculative_config.max_matching_ngram_size of {kind} must not be {size}; leave it out.")
+    pool = speculative.get("global_pool_size")
+    if pool is not None and not (pool > 0 and speculative.get("enable_global_pool")):
+        raise InputError("speculative_config.global_pool_size needs a size above 0, and enable_global_pool true.")
     if kind == "SaveState" and not (
         speculative.get("output_directory") and (speculative.get("eagle3_layers_to_capture") or minor >= (1, 3))
     ):

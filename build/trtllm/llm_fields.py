@@ -169,7 +169,7 @@ SPECULATIVE: Table = {
     "relaxed_delta": Field("float", 0.0, minimum=0), "use_mtp_vanilla": _bool(),
     "mtp_eagle_one_model": _until(_bool(True), "1.3 always does so"),
     "begin_thinking_phase_token": _int(128798), "end_thinking_phase_token": _int(128799),
-    "max_matching_ngram_size": _int(2, 1), "is_keep_all": _bool(True), "is_use_oldest": _bool(True),
+    "max_matching_ngram_size": _int(2, -1), "is_keep_all": _bool(True), "is_use_oldest": _bool(True),
     "is_public_pool": _bool(True), "enable_global_pool": _bool(since=_LATER), "global_pool_size": _int(since=_LATER),
     "eagle3_one_model": _until(_bool(True), "1.3 always does so"), "eagle3_layers_to_capture": Field("list"),
     "eagle3_model_arch": _str("llama3", "mistral_large3", default="llama3"), "use_dynamic_tree": _bool(),

@@ -225,6 +225,10 @@ NGRAM4 = {**NGRAM, "max_draft_len": 4}
         ("1.3.0rc29", {"decoding_type": "DSpark"}, "DSpark needs max_draft_len"),
         ("1.3.0rc29", {"decoding_type": "DSpark", "block_size": 8, **DRAFT}, "block_size equal to max_draft_len"),
         ("1.3.0rc29", {"decoding_type": "MTP", "use_dynamic_tree": True}, "needs dynamic_tree_max_topK"),
+        # llmapi/llm_args.py at 0004396, SADecodingConfig.validate_sa_config, NGramDecodingConfig
+        ("1.3.0rc29", {**NGRAM4, "max_matching_ngram_size": -1}, "of NGram must not be -1"),
+        ("1.3.0rc29", {"decoding_type": "SA", "max_draft_len": 4, "max_matching_ngram_size": 0}, "of SA must not be 0"),
+        ("1.3.0rc29", {"decoding_type": "SA", "max_draft_len": 4, "global_pool_size": 64}, "and enable_global_pool"),
         ("1.2.1", {**EAGLE3, "max_concurrency": 8, **DRAFT}, "does nothing before TensorRT-LLM 1.3"),
         ("1.2.1", {**NGRAM4, "draft_len_schedule": {4: 4}}, "smallest batch size"),
         ("1.2.1", {**NGRAM4, "draft_len_schedule": {"1": 2}}, "smallest batch size"),
@@ -251,6 +255,7 @@ def test_options_of_one_speculation_are_refused_for_another(version, speculative
         ("1.3.0rc29", {"decoding_type": "Eagle3", "max_concurrency": 8, "use_dynamic_tree": False, **DRAFT}),
         ("1.3.0rc29", {"decoding_type": "MTP", "max_draft_len": 3, "use_dynamic_tree": False}),
         ("1.3.0rc29", {"decoding_type": "SA", "max_draft_len": 4, "enable_global_pool": True}),
+        ("1.3.0rc29", {"decoding_type": "SA", "max_draft_len": 4, "max_matching_ngram_size": -1}),
         ("1.2.1", {"decoding_type": "SaveState", "output_directory": "/d", "eagle3_layers_to_capture": [1]}),
         ("1.3.0rc29", {"decoding_type": "SaveState", "output_directory": "/d"}),
     ],
