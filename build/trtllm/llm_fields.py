@@ -115,7 +115,7 @@ TOP: Table = {
     "generation_config": _str("auto", "trtllm", since=_LATER), "telemetry_config": _sub("telemetry", since=_LATER),
     "checkpoint_io_policy": _str("auto", "native", "rank_striped_read_ahead", since=_LATER),
     "prefill_cuda_graph_backend": _str("disabled", "piecewise", "breakable", since=_LATER),
-    **_later("list", "prefill_capture_num_tokens"),
+    **_later("list", "prefill_capture_num_tokens"), **_later("float", "mla_skip_correction_threshold"),
     "disable_flashinfer_sampling": _until(_bool()), "enable_sleep": _until(_bool()),
     "fail_fast_on_attention_window_too_large": _until(_bool()),
     "sampler_force_async_worker": _bool(), "enable_layerwise_nvtx_marker": _bool(),
@@ -176,7 +176,9 @@ SPECULATIVE: Table = {
     "dynamic_tree_max_topK": _int(None, 1), "sa_config": Field("dict", since=_LATER),
     "output_directory": _str(), "write_interval": _int(20, 1), "file_prefix": _str(),
     "mask_token_id": _int(since=_LATER), "block_size": _int(None, 1, since=_LATER),
-    "target_layer_ids": Field("list", since=_LATER),
+    "target_layer_ids": Field("list", since=_LATER), "markov_rank": _int(since=_LATER),
+    "markov_head_type": _str("vanilla", "gated", "rnn", since=_LATER),
+    "attention_backend": _str("VANILLA", "TRTLLM", default="VANILLA", since=_LATER),
 }  # fmt: skip
 
 #: Fields of SPECULATIVE that only some types have, by type. Each class upstream has
@@ -190,8 +192,9 @@ OWN_SPECULATIVE: dict[str, tuple[str, ...]] = {
                "dynamic_tree_max_topK", "sa_config"),
     "SaveState": ("output_directory", "write_interval", "file_prefix", "eagle3_layers_to_capture"),
     "SA": ("max_matching_ngram_size", "enable_global_pool", "global_pool_size"),
-    "PARD": ("mask_token_id", "sa_config"), "DFlash": ("mask_token_id", "target_layer_ids"),
-    "DSpark": ("mask_token_id", "target_layer_ids", "block_size"),
+    "PARD": ("mask_token_id", "sa_config"), "DFlash": ("mask_token_id", "target_layer_ids", "attention_backend"),
+    "DSpark": ("mask_token_id", "target_layer_ids", "block_size", "markov_rank", "markov_head_type",
+               "attention_backend"),
 }  # fmt: skip
 
 
@@ -257,7 +260,7 @@ TABLES: dict[str, Table] = {
     },
     "telemetry": {"disabled": _bool()},
     "kv_connector": {
-        "connector": _str("lmcache", "lmcache-mp", "kvbm", since=_LATER),
+        "connector": _str("lmcache", "lmcache-mp", "kvbm", since=_LATER), "server_url": _str(since=_LATER),
         "connector_module": _str(), "connector_scheduler_class": _str(), "connector_worker_class": _str(),
     },
 }  # fmt: skip

@@ -186,6 +186,9 @@ LATER = {
         "kv_cache_routing_new_conv_placement": "least_tokens",
     },
     "speculative_config": {"decoding_type": "DFlash", "acceptance_rate_threshold": 0.5, **DRAFT},
+    # llmapi/llm_args.py at 0004396, KvCacheConnectorConfig; LMCache's guide to "lmcache-mp" in TensorRT-LLM gives both
+    "kv_connector_config": {"connector": "lmcache-mp", "server_url": "tcp://localhost:5555"},
+    "mla_skip_correction_threshold": 8.0,
 }
 
 
@@ -255,6 +258,9 @@ def test_options_of_one_speculation_are_refused_for_another(version, speculative
         ("1.3.0rc29", {"decoding_type": "Eagle3", "max_concurrency": 8, "use_dynamic_tree": False, **DRAFT}),
         ("1.3.0rc29", {"decoding_type": "MTP", "max_draft_len": 3, "use_dynamic_tree": False}),
         ("1.3.0rc29", {"decoding_type": "SA", "max_draft_len": 4, "enable_global_pool": True}),
+        # llm-api/reference: DSparkDecodingConfig
+        ("1.3.0rc29", {"decoding_type": "DSpark", "max_draft_len": 4, "markov_rank": 0, "markov_head_type": "gated"}),
+        ("1.3.0rc29", {"decoding_type": "DFlash", "attention_backend": "TRTLLM", **DRAFT}),
         ("1.3.0rc29", {"decoding_type": "SA", "max_draft_len": 4, "max_matching_ngram_size": -1}),
         ("1.2.1", {"decoding_type": "SaveState", "output_directory": "/d", "eagle3_layers_to_capture": [1]}),
         ("1.3.0rc29", {"decoding_type": "SaveState", "output_directory": "/d"}),
