@@ -167,7 +167,7 @@ RULES = [
     # Source: cpp/include/tensorrt_llm/runtime/modelConfig.h, supportsInflightBatching; without KV
     # cache, an answer has one token. Only trtllm-refit gives a stripped engine its weights.
     FlagRule(lambda f, s: f["kv_cache_type"] not in (None, "paged") or not _on(f, "gpt_attention_plugin"),
-         "in-flight batching needs --kv_cache_type paged and --gpt_attention_plugin: leave both out."),
+         "in-flight batching needs --kv_cache_type paged and --gpt_attention_plugin: keep the defaults of both."),
     FlagRule(_used("strip_plan"),
          "--strip_plan leaves the weights out of the engine, which cannot be served: leave it out."),
     FlagRule(lambda f, s: f["kv_cache_type"] in (None, "paged") and not _on(f, "remove_input_padding"),

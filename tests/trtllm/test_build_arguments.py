@@ -65,7 +65,7 @@ SWIGLU = {"gemm_swiglu_plugin": "fp8"}
         # engine ("requires GPT attention/Mamba Conv 1d plugin with packed input and paged KV cache")
         ({"extra": {"kv_cache_type": "continuous", "use_paged_context_fmha": "disable"}}, "kv_cache_type paged"),
         ({"extra": {"kv_cache_type": "disabled", "use_paged_context_fmha": "disable"}}, "kv_cache_type paged"),
-        ({"extra": {"gpt_attention_plugin": "disable"}}, "--gpt_attention_plugin: leave"),
+        ({"extra": {"gpt_attention_plugin": "disable"}}, "--gpt_attention_plugin: keep the defaults"),
         # examples/sample_weight_stripping: trtllm-refit makes an engine with weights of such an engine
         ({"extra": {"strip_plan": True}}, "leaves the weights out"),
         ({"extra": {"remove_input_padding": "disable"}}, "packed input"),
