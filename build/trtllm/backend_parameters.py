@@ -21,14 +21,15 @@ _PATTERNS = {
     # setMaxAttentionWindowVec, setFreeGpuMemoryFraction).
     "size": (re.compile(r"0*[1-9]\d*"), "a whole number of at least 1"),
     "sizes": (re.compile(r"0*[1-9]\d*(,0*[1-9]\d*)*"), "whole numbers of at least 1, separated by commas"),
-    "share": (re.compile(r"0*\.\d*[1-9]\d*"), "a number above 0 and below 1, such as 0.9"),
+    "share": (_FLOAT, "a number above 0 and below 1, such as 0.9"),
     # tllmRuntime.cpp, setWeightStreaming, ignores numbers from 1 on.
-    "part": (re.compile(r"0*(\.\d+)?|1(\.0*)?"), "a number from 0 to 1"),
+    "part": (_FLOAT, "a number from 0 to 1"),
     "lists": (_LISTS, "numbers separated by commas, with ; between instances"),
     "text": (re.compile(".+"), "a text"),
-    # batch_manager/kvCacheManager.cpp, "streamLLM is not supported at the moment"
-    "refused": (re.compile("(?!)"), "left out, because TensorRT-LLM 1.2 loads no engine with it"),
 }
+#: Parameters of the backend that no engine can have -> the reason. Source:
+#: batch_manager/kvCacheManager.cpp, "streamLLM is not supported at the moment".
+_REFUSED = {"sink_token_length": "TensorRT-LLM 1.2 loads no engine with it"}
 
 
 class Parameter(NamedTuple):
@@ -63,7 +64,6 @@ PARAMETERS: dict[str, Parameter] = {
     **_same("lists", "gpu_device_ids participant_ids"),
     **_same("sizes", "max_attention_window_size"),
     **_same("size", "max_tokens_in_paged_kv_cache"),
-    **_same("refused", "sink_token_length"),
     **_same("int", "num_nodes recv_poll_period_ms"),
     **_same("int", "iter_stats_max_iterations request_stats_max_iterations cuda_graph_cache_size"),
     **_same("int", "lora_cache_max_adapter_size lora_cache_optimal_adapter_size lora_cache_host_memory_bytes"),
@@ -106,6 +106,8 @@ def checked_parameters(parameters: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _check(name: str, value: str) -> None:
+    if name in _REFUSED:
+        raise InputError(f"serve.{name} is not possible, because {_REFUSED[name]}; leave it out.")
     parameter = PARAMETERS.get(name)
     if parameter is None:
         raise InputError(f"The tensorrtllm backend has no parameter serve.{name}; it has {', '.join(PARAMETERS)}.")
@@ -114,5 +116,12 @@ def _check(name: str, value: str) -> None:
     pattern, expected = _PATTERNS[parameter.kind]
     if parameter.choices and value not in parameter.choices:
         raise InputError(f"serve.{name} must be {' or '.join(parameter.choices)}, not {value}.")
-    if not pattern.fullmatch(value):
+    if not pattern.fullmatch(value) or not _in_bounds(parameter.kind, value):
         raise InputError(f"serve.{name} must be {expected}, not {value}.")
+
+
+def _in_bounds(kind: str, value: str) -> bool:
+    """Return True unless `value` is a number outside the bounds of its kind."""
+    if kind == "share":
+        return 0 < float(value) < 1
+    return kind != "part" or 0 <= float(value) <= 1

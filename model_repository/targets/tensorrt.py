@@ -154,9 +154,7 @@ def backend_settings(manifest: EngineManifest, directory: Path) -> dict[str, str
     """
     given = checked_parameters(_built(manifest).serve)
     defaults = {name: parameter.default for name, parameter in PARAMETERS.items()}
-    chosen = {**defaults, **_planned(manifest), **_decoding(manifest), **given}
-    if not 0 < float(chosen["kv_cache_free_gpu_mem_fraction"]) < 1:
-        raise InputError("serve.kv_cache_free_gpu_mem_fraction must be above 0 and below 1.")
+    chosen = {**defaults, **checked_parameters(_planned(manifest)), **_decoding(manifest), **given}
     if _has_paged_context(directory / manifest.model_dir):
         return chosen
     for name in _PAGED_CONTEXT:

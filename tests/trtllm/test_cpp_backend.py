@@ -20,6 +20,7 @@ from llmops.model_repository.repository.manifest import RepositoryManifest
 from llmops.model_repository.repository.pbtxt import parse_config
 from llmops.model_repository.server.command import LaunchOptions
 from llmops.model_repository.targets import find_target
+from llmops.model_repository.targets.tensorrt import backend_settings
 from tests.support.manifests import engine_manifest
 from tests.trtllm import cpp_backend
 
@@ -68,10 +69,13 @@ def test_settings_reach_the_backend_as_they_were_meant(tmp_path: Path) -> None:
         ({"kv_cache_free_gpu_mem_fraction": "1.0"}, "must be a number above 0 and below 1, such as 0.9, not 1.0"),
         ({"max_tokens_in_paged_kv_cache": "0"}, "must be a whole number of at least 1, not 0"),
         # 1.2 cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp (#6767): TLLM_CHECK of mSinkBlockTokenLength == 0
-        ({"sink_token_length": "4"}, "must be left out, because TensorRT-LLM 1.2 loads no engine with it"),
+        ({"sink_token_length": "4"}, "is not possible, because TensorRT-LLM 1.2 loads no engine with it; leave"),
         ({"max_attention_window_size": "4096,0"}, "must be whole numbers of at least 1"),
         # cpp/tensorrt_llm/runtime/tllmRuntime.cpp, setWeightStreaming: if (gpuWeightsPercent < 1)
         ({"gpu_weights_percent": "20"}, "must be a number from 0 to 1, not 20"),
+        ({"gpu_weights_percent": "-0.1"}, "must be a number from 0 to 1, not -0.1"),
+        ({"kv_cache_free_gpu_mem_fraction": "1e-999"}, "must be a number above 0 and below 1, such as 0.9, not 1e-999"),
+        ({"kv_cache_free_gpu_mem_fraction": "much"}, "must be a number above 0 and below 1, such as 0.9, not much"),
         ({"decoding_mode": "medusa"}, "must be top_k_top_p or lookahead, not medusa"),
         # 1.2.1 cpp/tensorrt_llm/layers/samplingLayer.cpp: one layer each, which skips all requests with the other's
         # parameter (kernels/samplingTopKKernels.h, setupTopKTopPRuntimeArgOne)
@@ -83,6 +87,16 @@ def test_settings_reach_the_backend_as_they_were_meant(tmp_path: Path) -> None:
 def test_what_it_would_only_warn_about_is_refused(given: dict[str, str], says: str) -> None:
     with pytest.raises(InputError, match=says):
         checked_parameters(given)
+
+
+@pytest.mark.parametrize(("name", "value", "expected"), [
+    ("kv_cache_free_gpu_mem_fraction", 1e-05, "1e-05"), ("kv_cache_free_gpu_mem_fraction", "9e-1", "9e-1"),
+    ("kv_cache_free_gpu_mem_fraction", "", ""), ("gpu_weights_percent", "0.", "0."),
+    ("gpu_weights_percent", "1e0", "1e0"),
+])  # fmt: skip
+def test_numbers_are_taken_in_every_notation(tmp_path: Path, name: str, value: object, expected: str) -> None:
+    entry = make_engine(tmp_path / "e", serve={name: value})
+    assert backend_settings(entry.manifest, entry.directory)[name] == expected
 
 
 @pytest.mark.parametrize(
