@@ -150,10 +150,13 @@ def arguments_for_release(arguments: Mapping[str, Any], minor: tuple[int, int]) 
         if field.config is not None and isinstance(translated.get(name), Mapping):
             table = TABLES[field.config]
             translated[name] = {
-                k: v for k, v in translated[name].items() if not _removed_without_loss(table.get(k), minor)
+                k: v
+                for k, v in translated[name].items()
+                # A null leaves the default, as `--set llm.GROUP.FIELD=null` does.
+                if not (v is None and k in table) and not _removed_without_loss(table.get(k), minor)
             }
     _check_table(translated, TOP, minor, "")
-    _check_rules(translated, minor)
+    _check_rules({name: value for name, value in translated.items() if value is not None}, minor)
     if translated.get("speculative_config"):
         translated["speculative_config"] = _speculation_of(translated["speculative_config"], minor)
     return translated
@@ -281,13 +284,17 @@ def _check_rules(arguments: Mapping[str, Any], minor: tuple[int, int]) -> None:
 
 
 def _check_piecewise(arguments: Mapping[str, Any]) -> None:
-    """Raise InputError where the older fields of piecewise graphs contradict those of 1.3."""
+    """Raise InputError where the older fields of piecewise graphs contradict those of 1.3.
+
+    Source: `TorchLlmArgs.normalize_prefill_cuda_graph_config`.
+    """
     compiled, tokens = arguments.get("torch_compile_config") or {}, arguments.get("prefill_capture_num_tokens")
     disabled = arguments.get("prefill_cuda_graph_backend") == "disabled"
     older = compiled.get("capture_num_tokens")
+    different = set(map(str, older or [])) != set(map(str, tokens or []))
     for name, newer, conflict in (
         ("enable_piecewise_cuda_graph", "prefill_cuda_graph_backend", disabled),
-        ("capture_num_tokens", "prefill_capture_num_tokens", older and tokens and set(older) != set(tokens)),
+        ("capture_num_tokens", "prefill_capture_num_tokens", older and tokens and different),
     ):
         if compiled.get(name) and conflict:
             raise InputError(f"torch_compile_config.{name} contradicts {newer}; leave one of the two out.")

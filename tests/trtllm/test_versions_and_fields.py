@@ -169,6 +169,7 @@ def test_the_largest_graph_replaces_our_list_of_graphs(version):
 
 
 DRAFT = {"max_draft_len": 4, "speculative_model": "/draft"}
+PARD = {"decoding_type": "PARD", **DRAFT}
 LATER = {
     # llmapi/llm_args.py at 0004396: "Set to -1 to keep all entries"
     "max_stats_len": -1,
@@ -334,6 +335,25 @@ def test_a_kv_cache_connector_is_refused_beside_what_moves_its_blocks(other, say
         check_llm_args({**connector, **other}, "1.3.0rc29")
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"max_beam_width": None, "pipeline_parallel_size": None, "speculative_config": NGRAM4},
+        {"speculative_config": {**PARD, "use_rejection_sampling": True}, "context_parallel_size": None},
+        {"kv_cache_config": {"enable_block_reuse": None, "tokens_per_block": None}, "attn_backend": None},
+        {
+            "kv_connector_config": {"connector": "lmcache"},
+            "pipeline_parallel_size": None,
+            "scheduler_config": {"capacity_scheduler_policy": None},
+        },
+    ],
+)
+def test_a_null_is_the_default(arguments):
+    """`--set llm.FIELD=null` removes a field, and `{"FIELD": null}` in a group or a manifest reads alike."""
+    kept = arguments_for_release(arguments, (1, 3))
+    assert None not in [value for group in kept.values() if isinstance(group, dict) for value in group.values()]
+
+
 @pytest.mark.parametrize("other", [{"torch_compile_config": {}}, {"enable_lora": True}, {"lora_config": {}}])
 def test_breakable_prefill_graphs_are_refused_beside_what_1_3_does_not_start_with_them(other):
     """llmapi/llm_args.py at 0004396, `TorchLlmArgs.normalize_prefill_cuda_graph_config`, "breakable prefill CUDA graph
@@ -350,6 +370,7 @@ def test_breakable_prefill_graphs_are_refused_beside_what_1_3_does_not_start_wit
     [
         ({"prefill_cuda_graph_backend": "disabled"}, {"enable_piecewise_cuda_graph": True}),
         ({"prefill_capture_num_tokens": [1, 2]}, {"capture_num_tokens": [1, 4]}),
+        ({"prefill_capture_num_tokens": [[1]]}, {"capture_num_tokens": [1, 4]}),
     ],
 )
 def test_contradicting_fields_of_piecewise_graphs_are_refused(first, second):
