@@ -84,6 +84,12 @@ def _check_model_limits(request: BuildRequest, arguments: Mapping[str, Any]) -> 
     # 1.3.0rc29, supported-models.md, footnote of Glm4MoeForCausalLM
     if architecture.family == "glm4_moe" and arguments.get("guided_decoding_backend") == "llguidance":
         raise InputError("llguidance does not work with GLM 4 in TensorRT-LLM; leave llm.guided_decoding_backend out.")
+    # 1.3 `_torch/pyexecutor/py_executor.py`, "not supported with Mamba / hybrid linear-attention models"
+    if architecture.recurrent and arguments.get("kv_connector_config"):
+        raise InputError(
+            f"TensorRT-LLM has no KV cache connector for {architecture.family}, whose recurrent layers keep no keys "
+            "and values; leave llm.kv_connector_config out."
+        )
 
 
 def _check_blocks(request: BuildRequest, arguments: Mapping[str, Any]) -> None:

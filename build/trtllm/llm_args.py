@@ -257,7 +257,7 @@ def _check_rules(arguments: Mapping[str, Any], minor: tuple[int, int]) -> None:
         if kind in ("MTP", "Eagle3"):
             raise InputError(f"TensorRT-LLM starts no engine of {kind} with TRTLLMSampler; leave llm.sampler_type out.")
     if arguments.get("kv_connector_config"):
-        _check_connector(arguments)
+        _check_connector(arguments, minor)
     if speculative.get("use_rejection_sampling"):
         _check_rejection_sampling(arguments, speculative)
     if arguments.get("guided_decoding_backend") and minor >= (1, 3):
@@ -300,23 +300,29 @@ def _check_piecewise(arguments: Mapping[str, Any]) -> None:
             raise InputError(f"torch_compile_config.{name} contradicts {newer}; leave one of the two out.")
 
 
-def _check_connector(arguments: Mapping[str, Any]) -> None:
-    """Raise InputError for what reassigns blocks of the KV cache whose places a connector has been told.
+def _check_connector(arguments: Mapping[str, Any], minor: tuple[int, int]) -> None:
+    """Raise InputError for settings with which an engine that has a KV cache connector does not start.
 
-    The executor ends the start for most of it (1.3.0rc29, features/kv-cache-connector, "A page slot
-    must not be reassigned"; `_torch/pyexecutor/py_executor.py`, _maybe_init_kv_connector_manager).
+    Sources: `_torch/pyexecutor/py_executor_creator.py` (policy, speculation) and `py_executor.py`,
+    _maybe_init_kv_connector_manager, which refuses more in 1.3 (1.3.0rc29,
+    features/kv-cache-connector, "A page slot must not be reassigned").
     """
     cache, scheduler = arguments.get("kv_cache_config") or {}, arguments.get("scheduler_config") or {}
     policy = "GUARANTEED_NO_EVICT"
     conflicts = {
         "pipeline_parallel_size": arguments.get("pipeline_parallel_size", 1) > 1,
-        "enable_attention_dp": arguments.get("enable_attention_dp"),
         "speculative_config": arguments.get("speculative_config"),
-        "kv_cache_config.host_cache_size": cache.get("host_cache_size"),
-        "kv_cache_config.disk_cache_size": cache.get("disk_cache_size"),
-        "kv_cache_config.enable_block_reuse false": not cache.get("enable_block_reuse", True),
-        f"policies but {policy}": scheduler.get("capacity_scheduler_policy", policy) != policy,
+        f"scheduler_config.capacity_scheduler_policy other than {policy}": (
+            scheduler.get("capacity_scheduler_policy", policy) != policy
+        ),
     }
+    if minor >= (1, 3):
+        conflicts |= {
+            "context_parallel_size": arguments.get("context_parallel_size", 1) > 1,
+            "enable_attention_dp": arguments.get("enable_attention_dp"),
+            "kv_cache_config.host_cache_size": cache.get("host_cache_size"),
+            "kv_cache_config.disk_cache_size": cache.get("disk_cache_size"),
+        }
     if found := [name for name, is_set in conflicts.items() if is_set]:
         raise InputError(f"TensorRT-LLM has no kv_connector_config with {found[0]}; leave one of the two out.")
 

@@ -315,24 +315,32 @@ def test_speculation_that_1_3_does_not_start_beside_grammars_is_refused(speculat
 
 
 @pytest.mark.parametrize(
-    ("other", "says"),
+    ("other", "says", "releases"),
     [
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size"),
-        ({"enable_attention_dp": True}, "enable_attention_dp"),
-        ({"speculative_config": {"decoding_type": "MTP"}}, "speculative_config"),
-        ({"kv_cache_config": {"host_cache_size": 1 << 30}}, "kv_cache_config.host_cache_size"),
-        ({"kv_cache_config": {"enable_block_reuse": False}}, "kv_cache_config.enable_block_reuse false"),
-        ({"scheduler_config": {"capacity_scheduler_policy": "MAX_UTILIZATION"}}, "policies but GUARANTEED_NO_EVICT"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size", 2),
+        ({"context_parallel_size": 2}, "context_parallel_size", 1),
+        ({"enable_attention_dp": True}, "enable_attention_dp", 1),
+        ({"speculative_config": {"decoding_type": "MTP"}}, "speculative_config", 2),
+        ({"kv_cache_config": {"host_cache_size": 1 << 30}}, "kv_cache_config.host_cache_size", 1),
+        ({"scheduler_config": PAUSING}, "scheduler_config.capacity_scheduler_policy other than GUARANTEED_NO_EVICT", 2),
     ],
 )
-def test_a_kv_cache_connector_is_refused_beside_what_moves_its_blocks(other, says):
+def test_a_kv_cache_connector_is_refused_beside_what_moves_its_blocks(other, says, releases):
     """1.3.0rc29's features/kv-cache-connector; `_torch/pyexecutor/py_executor.py` and py_executor_creator.py of both
     releases, "KV Cache Connector is not supported with", "KV connector is only supported with guaranteed no evict".
+    1.2 refuses fewer. The page calls enable_block_reuse false harmless ("at no correctness cost").
     """
-    connector = {"kv_connector_config": {"connector": "lmcache"}}
-    check_llm_args({**connector, "kv_cache_config": {"host_cache_size": 0}}, "1.3.0rc29")
-    with pytest.raises(InputError, match=f"no kv_connector_config with {says}; leave"):
-        check_llm_args({**connector, **other}, "1.3.0rc29")
+    module = {"connector_module": "m", "connector_scheduler_class": "S", "connector_worker_class": "W"}
+    refused = 0
+    for version in ("1.2.1", "1.3.0rc29"):
+        connector = {"kv_connector_config": module}
+        check_llm_args({**connector, "kv_cache_config": {"host_cache_size": 0, "enable_block_reuse": False}}, version)
+        try:
+            check_llm_args({**connector, **other}, version)
+        except InputError as error:
+            refused += 1
+            assert f"no kv_connector_config with {says}; leave" in error.message
+    assert refused == releases
 
 
 @pytest.mark.parametrize(
