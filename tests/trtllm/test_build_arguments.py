@@ -273,6 +273,7 @@ DRAFT_TOKENS = {"speculative_mode": "draft_tokens_external"}
         (128, 1, {"serve.gpu_weights_percent": "0.2"}, "needs --set flag.weight_streaming=true"),
         (128, 1, {"serve.gpu_weights_percent": "0.2", "flag.weight_streaming": "true"}, ""),
         (128, 1, {"serve.decoding_mode": "lookahead"}, "this engine decodes by top_k_top_p only; leave it out"),
+        (128, 1, {"serve.decoding_mode": ""}, ""),
         (512, 2, {}, "multiple of 2 layers; use --tp"),
         (512, 3, {}, ""),
         (128, 2, {}, ""),

@@ -222,7 +222,7 @@ def check_serving(parameters: dict[str, str], request: BuildRequest, argv: list[
     mode = flags["speculative_decoding_mode"]
     # batch_manager/trtGptModelInflightBatching.cpp, getDecodingMode; `lookahead` loads with its sizes only.
     decoding = "lookahead" if mode == LOOKAHEAD else "top_k_top_p"
-    if parameters.get("decoding_mode", decoding) != decoding:
+    if (parameters.get("decoding_mode") or decoding) != decoding:
         raise InputError(f"--set {SERVE}decoding_mode: this engine decodes by {decoding} only; leave it out.")
     if mode == DRAFT_TOKENS and parameters.get("enable_kv_cache_reuse") == "false":
         raise InputError(
