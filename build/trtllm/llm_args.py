@@ -235,10 +235,17 @@ def _check_value(path: str, value: Any, field: Field, minor: tuple[int, int]) ->
 
 def _check_rules(arguments: Mapping[str, Any], minor: tuple[int, int]) -> None:
     """Raise InputError for combinations that the library's validators reject or silently change."""
-    windows = (arguments.get("kv_cache_config") or {}).get("max_attention_window")
+    cache = arguments.get("kv_cache_config") or {}
+    # kvCacheManager.cpp, "streamLLM is not supported at the moment"
+    if cache.get("sink_token_length"):
+        raise InputError("TensorRT-LLM starts no engine with sink tokens; leave kv_cache_config.sink_token_length out.")
+    # _torch/pyexecutor/resource_manager.py, "must be smaller than 1.0"
+    if cache.get("free_gpu_memory_fraction") == 1:
+        raise InputError("kv_cache_config.free_gpu_memory_fraction must be below 1 for an engine to start; try 0.9.")
+    windows = cache.get("max_attention_window")
     if windows is not None and (not windows or any(not isinstance(w, int) or w < 1 for w in windows)):
         raise InputError("kv_cache_config.max_attention_window must be a list of whole numbers of at least 1.")
-    tokens = (arguments.get("kv_cache_config") or {}).get("tokens_per_block")
+    tokens = cache.get("tokens_per_block")
     # The block arrays of the default attention need a power of two
     # (cpp/tensorrt_llm/kernels/kvCacheUtils.h).
     if tokens and tokens.bit_count() != 1 and arguments.get("attn_backend", "TRTLLM") == "TRTLLM":
@@ -277,7 +284,7 @@ def _check_rules(arguments: Mapping[str, Any], minor: tuple[int, int]) -> None:
         raise InputError("cuda_graph_config.max_batch_size and batch_sizes contradict each other; give one of the two.")
     if minor < (1, 3) and arguments.get("max_stats_len") == -1:
         raise FieldError("max_stats_len", "max_stats_len -1 keeps one entry before TensorRT-LLM 1.3; give a number.")
-    if arguments.get("orchestrator_type") == "ray" or arguments.get("ray_worker_extension_cls"):
+    if arguments.get("orchestrator_type", "rpc") != "rpc" or arguments.get("ray_worker_extension_cls"):
         raise InputError("NVIDIA's images have no Ray; leave orchestrator_type and ray_worker_extension_cls out.")
     if arguments.get("lora_config") and not arguments.get("enable_lora", True):
         raise InputError("lora_config needs enable_lora true; set it, or leave lora_config out.")

@@ -96,7 +96,7 @@ TOP: Table = {
     "max_seq_len": _int(None, 1), "max_beam_width": _int(1, 1), "max_num_tokens": _int(8192, 1),
     "gather_generation_logits": _bool(), "num_postprocess_workers": _int(0), "postprocess_tokenizer_dir": _str(),
     "reasoning_parser": _str(), "return_perf_metrics": _bool(), "perf_metrics_max_requests": _int(0),
-    "orchestrator_type": _str("rpc", "ray"), "otlp_traces_endpoint": _str(),
+    "orchestrator_type": _str(), "otlp_traces_endpoint": _str(),
     "env_overrides": Field("dict"), "backend": _str("pytorch", default="pytorch"),
     "cuda_graph_config": _sub("cuda_graph"), "torch_compile_config": _sub("torch_compile"),
     "disable_overlap_scheduler": _bool(), "moe_config": _sub("moe"), "nvfp4_gemm_config": Field("dict"),
