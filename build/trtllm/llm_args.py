@@ -19,8 +19,9 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,), "float": (int, float), "bool": (bool,), "str": (str,), "list": (list, tuple),
     "dict": (Mapping,), "config": (Mapping,), "switch": (bool, str),
 }  # fmt: skip
-#: Speculations that may run inside the model -> the field of 1.2 that switches this off.
-_ONE_MODEL = {"MTP": "mtp_eagle_one_model", "Eagle3": "eagle3_one_model"}
+#: Speculations that may run inside the model -> the field of 1.2 that switches this off. Eagle is
+#: the name of Eagle3 in 1.2.
+_ONE_MODEL = {"MTP": "mtp_eagle_one_model", "Eagle3": "eagle3_one_model", "Eagle": "eagle3_one_model"}
 _GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048)
 
 
@@ -181,6 +182,21 @@ def _speculation_of(neutral_form: Mapping[str, Any], minor: tuple[int, int]) -> 
         # 1.
         translated["num_nextn_predict_layers"] = translated.pop("max_draft_len")
     return translated
+
+
+def is_one_model(speculative: Mapping[str, Any]) -> bool:
+    """Return True if 1.2 speculates inside the model, which has its own sampler, with these settings."""
+    switch = _ONE_MODEL.get(speculative.get("decoding_type", ""))
+    return switch is not None and speculative.get(switch) is not False
+
+
+def has_dynamic_tree(speculative: Mapping[str, Any]) -> bool:
+    """Return True if 1.3 drafts a dynamic tree with these settings.
+
+    The width of the tree alone selects it, even with use_dynamic_tree false
+    (`Eagle3DecodingConfig`, "Dynamic tree logic").
+    """
+    return bool(speculative.get("use_dynamic_tree") or speculative.get("dynamic_tree_max_topK"))
 
 
 def check_llm_args(arguments: Mapping[str, Any], version: str) -> None:
@@ -376,11 +392,10 @@ def _check_stages(speculative: Mapping[str, Any], minor: tuple[int, int]) -> Non
     supported for selected executor loop"). 1.3.0rc29 has no speculation over stages at all
     (feature-combination-matrix).
     """
-    kind = speculative["decoding_type"]
-    if minor >= (1, 3) or kind not in _ONE_MODEL or speculative.get(_ONE_MODEL[kind]) is False:
+    if minor >= (1, 3) or not is_one_model(speculative):
         raise InputError(
-            f"TensorRT-LLM {minor[0]}.{minor[1]} has no {kind} speculation over pipeline stages; use --tp instead of "
-            "--pp, or leave llm.speculative_config out."
+            f"TensorRT-LLM {minor[0]}.{minor[1]} has no {speculative['decoding_type']} speculation over pipeline "
+            "stages; use --tp instead of --pp, or leave llm.speculative_config out."
         )
 
 
@@ -392,11 +407,10 @@ def _check_rejection_sampling(arguments: Mapping[str, Any], speculative: Mapping
     """
     kind = speculative["decoding_type"]
     newer = kind not in ("Eagle3", "MTP") or speculative.get("use_mtp_vanilla")
-    wide = speculative.get("use_dynamic_tree") and speculative.get("dynamic_tree_max_topK", 0) > 32
     conflicts = {
         f"speculation by {kind}": kind not in ("Eagle3", "MTP", "PARD", "DFlash", "DSpark", "Draft_Target"),
         "sa_config": speculative.get("sa_config") is not None,
-        "dynamic_tree_max_topK above 32": wide,
+        "dynamic_tree_max_topK above 32": speculative.get("dynamic_tree_max_topK", 0) > 32,
         "use_relaxed_acceptance_for_thinking": newer and speculative.get("use_relaxed_acceptance_for_thinking"),
         "context_parallel_size": newer and arguments.get("context_parallel_size", 1) > 1,
     }
@@ -426,14 +440,13 @@ def _check_schedule(speculative: Mapping[str, Any], minor: tuple[int, int]) -> N
     schedule, path = speculative.get("draft_len_schedule"), "speculative_config.draft_len_schedule"
     if schedule and minor >= (1, 3):
         raise FieldError(path, f"{path} has another meaning in 1.3 than in 1.2; use max_concurrency, or leave it out.")
-    one_model = _ONE_MODEL.get(speculative.get("decoding_type", ""))
     for name in ("draft_len_schedule", "max_concurrency"):
-        if one_model and speculative.get(name) and minor < (1, 3) and speculative.get(one_model) is not False:
+        if speculative.get(name) and minor < (1, 3) and is_one_model(speculative):
             path = f"speculative_config.{name}"
             raise FieldError(
                 path,
                 f"{path} does nothing before TensorRT-LLM 1.3 with speculation inside the model; "
-                f"leave it out, or set {one_model} to false.",
+                f"leave it out, or set {_ONE_MODEL[speculative['decoding_type']]} to false.",
             )
     if schedule:
         lengths = {str(size): length for size, length in schedule.items()}

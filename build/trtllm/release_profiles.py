@@ -16,7 +16,7 @@ from typing import Any
 
 from llmops.build.quant_formats import removal_reason
 from llmops.build.trtllm.image_selection import release_of
-from llmops.build.trtllm.llm_args import arguments_for_release
+from llmops.build.trtllm.llm_args import arguments_for_release, has_dynamic_tree, is_one_model
 from llmops.errors import InputError
 
 _STATS = "enable_iter_perf_stats"
@@ -100,17 +100,18 @@ def _profile(arguments: dict[str, Any], minor: tuple[int, int], quant: str) -> R
         wishes = {"generation_config": "trtllm", **stats}
         speculative = resolved.get("speculative_config") or {}
         # _torch/speculative/mtp_dynamic_tree.py, "greedy only"
-        greedy_only = speculative.get("decoding_type") == "MTP" and bool(speculative.get("use_dynamic_tree"))
+        greedy_only = speculative.get("decoding_type") == "MTP" and has_dynamic_tree(speculative)
         sampling = _sampling_1_3(speculative)
         return ReleaseProfile(minor, resolved, wishes, sampling, log_probs=0, greedy_only=greedy_only)
-    if _one_model(resolved):
+    one_model = is_one_model(resolved.get("speculative_config") or {})
+    if one_model:
         # Before 1.3, speculation without allow_advanced_sampling samples the most likely token at
         # every temperature (_torch/speculative/interface.py, _sample_tokens_for_batch), and MTP does
         # so also with it (_torch/pyexecutor/py_executor_creator.py of 1.2; 1.3 has #10019).
         resolved["speculative_config"].setdefault("allow_advanced_sampling", True)
     full_sampler = _has_full_sampler(arguments)
     wishes = {"sampler_type": "TRTLLMSampler"} if full_sampler and "sampler_type" not in resolved else {}
-    greedy_only = _one_model(resolved) and (
+    greedy_only = one_model and (
         resolved["speculative_config"]["decoding_type"] == "MTP"
         or not resolved["speculative_config"].get("allow_advanced_sampling")
     )
@@ -126,17 +127,6 @@ def _profile(arguments: dict[str, Any], minor: tuple[int, int], quant: str) -> R
         prompt_logprobs=plain,
     )
     return ReleaseProfile(minor, resolved, {**wishes, **stats}, sampling, greedy_only=greedy_only)
-
-
-def _one_model(resolved: Mapping[str, Any]) -> bool:
-    """Return True if the arguments select speculation inside the model, which has its own sampler.
-
-    The types of such speculation are MTP, and Eagle 3 as one model.
-    """
-    speculative = resolved.get("speculative_config") or {}
-    kind = speculative.get("decoding_type")
-    one_model = {"MTP": "mtp_eagle_one_model", "Eagle": "eagle3_one_model"}
-    return kind in one_model and speculative.get(one_model[kind]) is not False
 
 
 def _has_full_sampler(arguments: Mapping[str, Any]) -> bool:
@@ -157,5 +147,5 @@ def _sampling_1_3(speculative: Mapping[str, Any]) -> SamplerSupport:
     """
     if not speculative:
         return SamplerSupport()
-    penalties = bool(speculative.get("enable_penalty")) and not speculative.get("use_dynamic_tree")
+    penalties = bool(speculative.get("enable_penalty")) and not has_dynamic_tree(speculative)
     return SamplerSupport(min_p=False, penalties=penalties, logit_bias=False, top_logprobs=False, prompt_logprobs=False)

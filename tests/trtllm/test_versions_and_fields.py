@@ -400,6 +400,7 @@ def test_contradicting_fields_of_piecewise_graphs_are_refused(first, second):
         (NGRAM4, "speculation by NGram"),
         ({**EAGLE3, **DRAFT, "sa_config": {}}, "sa_config"),
         ({**MTP, "use_dynamic_tree": True, "dynamic_tree_max_topK": 33}, "dynamic_tree_max_topK above 32"),
+        ({**MTP, "dynamic_tree_max_topK": 33}, "dynamic_tree_max_topK above 32"),
         ({**MTP, "use_mtp_vanilla": True, "use_relaxed_acceptance_for_thinking": True}, "use_relaxed_acceptance"),
     ],
 )
@@ -473,6 +474,10 @@ def test_dynamic_trees_sample_as_1_3_documents():
         profile = profile_of_release({"speculative_config": {"decoding_type": kind, **tree}}, "1.3.0rc29")
         found[kind] = (profile.greedy_only, profile.sampling.penalties)
     assert found == {"MTP": (True, False), "Eagle3": (False, False)}
+    # llmapi/llm_args.py at 0004396: "if self.use_dynamic_tree or self.dynamic_tree_max_topK is not None"
+    wide = {**MTP, "dynamic_tree_max_topK": 4, "enable_penalty": True}
+    profile = profile_of_release({"speculative_config": wide}, "1.3.0rc29")
+    assert (profile.greedy_only, profile.sampling.penalties) == (True, False)
     plain = profile_of_release({"speculative_config": {**MTP, "enable_penalty": True}}, "1.3.0rc29")
     assert (plain.greedy_only, plain.sampling.penalties) == (False, True)
 
