@@ -383,9 +383,12 @@ def _knobs(api: Any, parameters: Mapping[str, str]) -> Any:
 
 
 def _numbers(parameters: Mapping[str, str], kind: Any, **names: str) -> dict[str, Any]:
-    """Return the fields whose parameter is set. A whole number of 0 means "not set".
+    """Return the fields whose parameter is set.
 
-    `names` has the parameter of each field. `kind` converts the parameter's text to a number.
+    A whole number of 0 means "not set", as in the C++ backend (model_instance_state.cc). A share of
+    0 is a value: with gpu_weights_percent 0, no weights stay on the GPU (tllmRuntime.cpp,
+    setWeightStreaming). `names` has the parameter of each field. `kind` converts the parameter's
+    text to a number.
     """
     found = {field: kind(parameters[name]) for field, name in names.items() if parameters.get(name)}
     return {field: number for field, number in found.items() if number or kind is float}
