@@ -67,7 +67,12 @@ def plan_upgrade(directory: Path, to: str) -> Upgrade:
             f"{directory} has {removed} weights, which TensorRT-LLM 1.3 does not load. Build it again:\n"
             f"  {_rebuild_command(manifest, directory)}"
         )
-    return _upgraded(manifest, version)
+    try:
+        return _upgraded(manifest, version)
+    except VersionMismatchError:
+        raise
+    except InputError as error:
+        raise InputError(f"{error.message} Build it again:\n  {_rebuild_command(manifest, directory)}") from error
 
 
 def apply_upgrade(directory: Path, to: str, say: Callable[[str], None]) -> Upgrade:

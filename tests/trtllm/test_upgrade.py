@@ -101,6 +101,13 @@ def test_what_cannot_be_taken_along_names_what_to_build(tmp_path: Path, target: 
     assert (folder / "engine.json").read_bytes() == before
 
 
+def test_arguments_that_the_release_refuses_together_name_what_to_build(tmp_path: Path) -> None:
+    folder = engine(tmp_path / "e", pipeline_parallel_size=2, speculative_config={"decoding_type": "MTP"})
+    says = r"1\.3 has no MTP speculation over pipeline stages; .* Build it again:\n  llmops build ./llama -o \S+-1.3 "
+    with pytest.raises(InputError, match=says):
+        run(folder, "--to", "1.3")
+
+
 @pytest.mark.parametrize("to", ["1.1", "2.0.0", "next"])
 def test_releases_that_nobody_looked_at(tmp_path: Path, to: str) -> None:
     with pytest.raises(VersionMismatchError, match=r"1\.2\.1"):
