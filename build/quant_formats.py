@@ -283,6 +283,23 @@ def missing_kernels(quant_format: QuantFormat, sm: int, has_experts: bool, has_m
     return f"{quant_format.name} experts" if lacks else ""
 
 
+def missing_kv_kernels(kv: str, sm: int, head_dim: int, family: str) -> str:
+    """Return the use of an FP8 KV cache that TensorRT-LLM lacks on a GPU, or "".
+
+    `kv` is the dtype of the cache, `sm` the GPU's compute capability, and `head_dim` the width of
+    the model's heads.
+    """
+    if kv != "fp8":
+        return ""
+    # NVIDIA/TensorRT-LLM #8308 reports "FP8 FMHA cannot be enabled because Context FMHA is not
+    # supported" for an engine; the LLM API uses the same AttentionOp (`cpp/tensorrt_llm/thop`).
+    if sm == 100 and head_dim == 96:
+        return f"FP8 attention for heads of {head_dim}"
+    # `_torch/modules/attention.py`: below Blackwell, sparse attention is forward_sparse_mla_kvcache_bf16,
+    # which stops at "flash_mla kernel requires KV cache in BFloat16" (NVIDIA/Model-Optimizer #763).
+    return "FP8 KV cache for sparse attention" if family == "deepseek_v32" and sm < 100 else ""
+
+
 def buildable_formats(target: str) -> dict[str, QuantFormat]:
     """Return the formats that `--quant` accepts for a target, by name."""
     return {

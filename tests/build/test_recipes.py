@@ -184,7 +184,7 @@ def test_a_field_that_the_model_cannot_have_is_refused(hub_id, gpu, setting, say
     ("openai/gpt-oss-20b", "--gpu l4", "no kernels for mxfp4 experts; name an H100 or H200"),
     ("Qwen/Qwen3-8B", "--gpu b200-sxm --quant fp8_pc_pt", "no kernels for fp8_pc_pt weights; use --quant fp8, or name"),
     # "flash_mla kernel requires KV cache in BFloat16" (NVIDIA/Model-Optimizer #763, on 8 x H200)
-    ("deepseek-ai/DeepSeek-V3.2", f"--gpu h200-sxm {EIGHT} --kv-cache fp8", "no FP8 KV cache on Hopper"),
+    ("deepseek-ai/DeepSeek-V3.2", f"--gpu h200-sxm {EIGHT} --kv-cache fp8", "no FP8 KV cache for sparse attention; us"),
     ("deepseek-ai/DeepSeek-V3.2", f"--gpu h200-sxm {EIGHT}", ""),
     ("deepseek-ai/DeepSeek-V3.2", f"--gpu b200-sxm {EIGHT} --kv-cache fp8", ""),
     ("deepseek-ai/DeepSeek-R1-0528", f"--gpu h200-sxm {EIGHT} --kv-cache fp8", ""),

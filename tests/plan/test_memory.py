@@ -11,6 +11,7 @@ from llmops.build.plan.memory.kv_sizes import BLOCK_TOKENS, sequence_bytes, stat
 from llmops.build.plan.memory.memory_budget import PlannedLimits, activation_bytes, plan_memory
 from llmops.build.plan.memory.parallel_layout import ParallelLayout, layout_problem
 from llmops.build.plan.memory.weight_bytes import checkpoint_weights, rank_weights, stage_weights
+from llmops.build.plan.model_lookup import look_up_model
 from llmops.build.plan.search.plan_request import find_precision
 from llmops.build.quant_formats import FORMATS, PLANNED
 
@@ -157,6 +158,18 @@ def test_layers_with_a_sliding_window_keep_every_token(models):
 )
 def test_refusals(models, model, quant, gpu, layout, words):
     reason = layout_problem(getattr(models, model), FORMATS[quant], find_gpu(gpu), layout)
+    assert (reason is None) if words is None else (reason is not None and words in reason), reason
+
+
+@pytest.mark.parametrize(("name", "gpu", "kv", "words"), [
+    ("microsoft/Phi-3.5-mini-instruct", "b200-sxm", "fp8", "no FP8 attention for heads of 96 on b200-sxm; use --kv-d"),
+    ("microsoft/Phi-3.5-mini-instruct", "b200-sxm", "bf16", None),
+    ("deepseek-ai/DeepSeek-V3.2", "h200-sxm", "fp8", "no FP8 KV cache for sparse attention on h200-sxm; use --kv-d"),
+    ("deepseek-ai/DeepSeek-V3.2", "b200-sxm", "fp8", None),
+])  # fmt: skip
+def test_an_fp8_cache_without_kernels_is_refused(name, gpu, kv, words):
+    model = look_up_model(name).checkpoint.architecture
+    reason = layout_problem(model, FORMATS["none"], find_gpu(gpu), ParallelLayout(tp=8), kv)
     assert (reason is None) if words is None else (reason is not None and words in reason), reason
 
 

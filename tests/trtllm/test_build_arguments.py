@@ -212,6 +212,12 @@ def test_heads_without_fp8_attention_on_a_b200(checkpoint: Path) -> None:
         "On --gpu b200-sxm, TensorRT-LLM has no FP8 attention for heads of 96; use --kv-cache auto."
     )
     dry_run(checkpoint, *words)
+    quantised = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+    (checkpoint / "hf_quant_config.json").write_text(json.dumps({"quantization": quantised}))
+    for flags in ((), ("--kv-cache", "fp8")):
+        assert refused(checkpoint, "--target", "pytorch", "--gpu", "b200-sxm", *flags).endswith(
+            "for heads of 96; name an H100 or H200, or give another checkpoint."
+        )
 
 
 # openai/gpt-oss-120b; its safetensors files hold 65,248,815,744 bytes

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from llmops.build.model.architecture import Architecture
 from llmops.build.plan.gpu_specs import GpuSpec
-from llmops.build.quant_formats import PER_CHANNEL, QuantFormat, missing_kernels
+from llmops.build.quant_formats import PER_CHANNEL, QuantFormat, missing_kernels, missing_kv_kernels
 
 #: Tensor- and pipeline-parallel sizes that the search tries: powers of two up to one node of GPUs.
 SIZES = (1, 2, 4, 8)
@@ -76,10 +76,15 @@ def candidate_layouts(model: Architecture, tp: int | None, pp: int | None, ep: i
                 yield ParallelLayout(tensor, stages, expert)
 
 
-def layout_problem(model: Architecture, precision: QuantFormat, gpu: GpuSpec, layout: ParallelLayout) -> str | None:
-    """Return the reason for which TensorRT-LLM cannot run the layout, or None."""
+def layout_problem(
+    model: Architecture, precision: QuantFormat, gpu: GpuSpec, layout: ParallelLayout, kv: str = "bf16"
+) -> str | None:
+    """Return the reason for which TensorRT-LLM cannot run the layout, or None.
+
+    `kv` is the dtype of the KV cache.
+    """
     return (
-        _hardware(model, precision, gpu, layout)
+        _hardware(model, precision, gpu, layout, kv)
         or _heads(model, layout)
         or _sizes(model, layout)
         or _experts(model, layout)
@@ -87,11 +92,13 @@ def layout_problem(model: Architecture, precision: QuantFormat, gpu: GpuSpec, la
     )
 
 
-def _hardware(model: Architecture, precision: QuantFormat, gpu: GpuSpec, layout: ParallelLayout) -> str | None:
+def _hardware(model: Architecture, precision: QuantFormat, gpu: GpuSpec, layout: ParallelLayout, kv: str) -> str | None:
     if gpu.sm < precision.sm:
         return f"{precision.name} needs SM{precision.sm}; {gpu.name} is SM{gpu.sm}"
     if missing := missing_kernels(precision, gpu.sm, model.moe is not None, model.mla is not None):
         return f"TensorRT-LLM has no kernels for {missing} on {gpu.name}"
+    if missing := missing_kv_kernels(kv, gpu.sm, model.head_dim, model.family):
+        return f"TensorRT-LLM has no {missing} on {gpu.name}; use --kv-dtype bf16"
     if layout.tp > gpu.per_node:
         return f"tensor parallelism over {layout.tp} GPUs does not fit a node of {gpu.per_node}"
     return None

@@ -130,7 +130,7 @@ def fit_layout(
     """
     if layout.gpus > request.max_gpus:
         raise LayoutRejected(f"one replica needs {layout.gpus} GPUs, and {request.max_gpus} are given", wider=True)
-    reason = layout_problem(request.model, request.precision, gpu, layout)
+    reason = layout_problem(request.model, request.precision, gpu, layout, request.kv)
     if reason:
         raise LayoutRejected(reason)
     batch, limits, memory = MAX_BATCH, PlannedLimits(1, 1, 1), None

@@ -2,8 +2,9 @@
 
 from llmops.build.model.families import FAMILIES
 from llmops.build.plan.gpu_specs import GpuSpec, find_gpu
-from llmops.build.quant_formats import FORMATS, missing_kernels
+from llmops.build.quant_formats import FORMATS, missing_kernels, missing_kv_kernels
 from llmops.build.targets.nvidia.build_request import BuildRequest, allowed_formats
+from llmops.build.targets.nvidia.prequantized import stored_kv_cache
 from llmops.build.targets.nvidia.stage_estimates import stored_bytes
 from llmops.errors import InputError
 
@@ -31,6 +32,12 @@ def check_gpu(request: BuildRequest) -> None:
         raise InputError(
             f"On --gpu {gpu.name}, TensorRT-LLM has no kernels for {missing}; {remedy}name an H100 or H200."
         )
+    if missing := missing_kv_kernels(request.kv_cache, gpu.sm, arch.head_dim, arch.family):
+        remedy = "use --kv-cache auto"
+        if request.is_prequantized and stored_kv_cache(request.checkpoint.quantisation) == request.kv_cache:
+            # --kv-cache auto would keep the cache that the checkpoint names
+            remedy = f"name {'an H100 or H200' if gpu.sm >= 100 else 'a B200'}, or give another checkpoint"
+        raise InputError(f"On --gpu {gpu.name}, TensorRT-LLM has no {missing}; {remedy}.")
     stored = stored_bytes(request)
     if stored > count * gpu.memory:
         raise InputError(
@@ -72,11 +79,4 @@ def _check_blackwell(request: BuildRequest, gpu: GpuSpec) -> None:
         raise InputError(
             f"For --gpu {gpu.name}, trtllm-build makes engines only with --quant none or fp8, and --kv-cache auto or "
             "fp8; choose those, or --target pytorch."
-        )
-    # NVIDIA/TensorRT-LLM #8308 reports "FP8 FMHA cannot be enabled because Context FMHA is not
-    # supported" for an engine; the LLM API uses the same AttentionOp (`cpp/tensorrt_llm/thop`).
-    head = request.checkpoint.architecture.head_dim
-    if gpu.sm == 100 and request.kv_cache == "fp8" and head == 96:
-        raise InputError(
-            f"On --gpu {gpu.name}, TensorRT-LLM has no FP8 attention for heads of {head}; use --kv-cache auto."
         )
