@@ -34,7 +34,7 @@ from llmops.build.targets.nvidia.gpu_checks import check_gpu
 from llmops.build.targets.nvidia.nvidia_job import NvidiaJob
 from llmops.build.targets.nvidia.quantize_stages import quantised_checkpoint
 from llmops.build.trtllm.backend_files import copy_adapters
-from llmops.build.trtllm.extra_llm_options import contradiction
+from llmops.build.trtllm.extra_llm_options import contradiction, flat_options
 from llmops.build.trtllm.image_selection import release_of
 from llmops.build.trtllm.llm_args import make_llm_args
 from llmops.build.trtllm.release_profiles import profile_of_release
@@ -72,15 +72,25 @@ def _check_model_limits(request: BuildRequest, arguments: Mapping[str, Any]) -> 
     """Raise InputError if TensorRT-LLM serves this model otherwise than the arguments say."""
     architecture, gpu = request.checkpoint.architecture, request.spec.gpu
     tokens = (arguments.get("kv_cache_config") or {}).get("tokens_per_block")
+    later = release_of(request.image.tensorrt_llm) >= (1, 3)
     if architecture.mla is not None and tokens != _MLA_BLOCK and (gpu is None or find_gpu(gpu).sm == _HOPPER):
         raise InputError(
             f"On Hopper the KV-cache blocks of this model have {_MLA_BLOCK} tokens whatever is set; set "
-            f"kv_cache_config.tokens_per_block to {_MLA_BLOCK}."
+            f"kv_cache_config.tokens_per_block to {_MLA_BLOCK}{'' if gpu else ', or name another GPU with --gpu'}."
         )
-    # `_torch/modules/attention.py`: below Blackwell, sparse attention is forward_sparse_mla_kvcache_bf16,
-    # which stops at "flash_mla kernel requires KV cache in BFloat16" (NVIDIA/Model-Optimizer #763).
-    if architecture.family == "deepseek_v32" and request.kv_cache == "fp8" and gpu and not _is_blackwell(gpu):
-        raise InputError("TensorRT-LLM has no FP8 KV cache on Hopper for this model; use --kv-cache auto.")
+    # NVIDIA/TensorRT-LLM #10261; sparse attention has other kernels.
+    dense = architecture.mla is not None and architecture.family != "deepseek_v32"
+    if dense and tokens == _MLA_BLOCK and later and _is_blackwell(gpu):
+        raise InputError(
+            f"On --gpu {gpu}, TensorRT-LLM 1.3 has no kernels for KV-cache blocks of {_MLA_BLOCK} tokens of this "
+            "model; leave llm.kv_cache_config.tokens_per_block out."
+        )
+    backend = (arguments.get("moe_config") or {}).get("backend") or ("AUTO" if later else "CUTLASS")
+    if backend == "CUTLASS" and _has_block_experts_on_blackwell(request):
+        raise InputError(
+            f"On --gpu {gpu}, TensorRT-LLM's backend CUTLASS has no kernels for experts in FP8 blocks; add --set "
+            "llm.moe_config.backend=DEEPGEMM."
+        )
     # 1.3.0rc29, supported-models.md, footnote of Glm4MoeForCausalLM
     if architecture.family == "glm4_moe" and arguments.get("guided_decoding_backend") == "llguidance":
         raise InputError("llguidance does not work with GLM 4 in TensorRT-LLM; leave llm.guided_decoding_backend out.")
@@ -223,7 +233,8 @@ def llm_args(request: BuildRequest, adapters: list[AdapterCheckpoint]) -> dict[s
         InputError: The image's version does not have a field or value.
     """
     spec = request.spec
-    overrides = {name[len(LLM) :]: _value(text) for name, text in spec.options.items() if name.startswith(LLM)}
+    given = {name[len(LLM) :]: _value(text) for name, text in spec.options.items() if name.startswith(LLM)}
+    overrides = dict(flat_options(given))
     for name in ("model", "tokenizer", "backend"):
         if name in overrides:
             raise InputError(
@@ -244,7 +255,7 @@ def llm_args(request: BuildRequest, adapters: list[AdapterCheckpoint]) -> dict[s
         # Blackwell, NVIDIA/TensorRT-LLM #10261 (1.3.0rc0) removed the kernels of such blocks; the
         # README of DeepSeek V3.2 sets 64.
         overrides = {"kv_cache_config.tokens_per_block": _MLA_BLOCK, **overrides}
-    if request.weights == "fp8_block" and request.checkpoint.architecture.moe and _is_blackwell(spec.gpu):
+    if _has_block_experts_on_blackwell(request):
         # 1.3.0rc29, deployment-guide-for-deepseek-r1-on-trtllm, "MoE Backend Support Matrix". The
         # default of 1.2 is CUTLASS, which throws "fp8 blockscale gemm only support Hopper".
         overrides = {"moe_config.backend": "DEEPGEMM", **overrides}
@@ -254,6 +265,11 @@ def llm_args(request: BuildRequest, adapters: list[AdapterCheckpoint]) -> dict[s
     )
     profile_of_release(arguments, version, request.weights)
     return arguments
+
+
+def _has_block_experts_on_blackwell(request: BuildRequest) -> bool:
+    has_experts = request.checkpoint.architecture.moe is not None
+    return request.weights == "fp8_block" and has_experts and _is_blackwell(request.spec.gpu)
 
 
 def _is_blackwell(gpu: str | None) -> bool:

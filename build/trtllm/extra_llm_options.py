@@ -5,6 +5,7 @@ that the engine's manifest, memory and model metadata agree. Other options becom
 llm.KEY=VALUE`, and are checked against the fields of the release.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def read_extra_options(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if not isinstance(content, Mapping) or not all(isinstance(key, str) for key in content):
         raise InputError(f"{FLAG} {file} holds no options; write one `name: value` per line, as for trtllm-serve.")
     fields, settings = {}, {}
-    for path, value in _flat(content, ""):
+    for path, value in flat_options(content):
         if path in DECIDED:
             fields[DECIDED[path]] = value
         else:
@@ -44,7 +45,7 @@ def read_extra_options(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return fields, settings
 
 
-def _flat(content: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
+def flat_options(content: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     """Return the values of nested groups with their dotted names, which begin with `prefix`.
 
     Groups are mappings whose names end in `_config`. `speculative_config` and empty groups are
@@ -53,7 +54,7 @@ def _flat(content: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for name, value in content.items():
         if isinstance(value, Mapping) and value and name.endswith("_config") and name != "speculative_config":
-            found += _flat(value, f"{prefix}{name}.")
+            found += flat_options(value, f"{prefix}{name}.")
         else:
             found.append((f"{prefix}{name}", value))
     return found
@@ -62,16 +63,18 @@ def _flat(content: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
 def contradiction(spec: Any, path: str, value: Any) -> str | None:
     """Return the error message for `--set llm.PATH=VALUE`, or None if the option is allowed.
 
-    The option is not allowed if a flag of the build sets the field to another value.
+    The option is not allowed if a flag of the build sets the field, or a field of an emptied group,
+    to another value.
     """
-    name = DECIDED.get(path)
+    emptied = value is None or value == {}
+    name = next((DECIDED[one] for one in DECIDED if one == path or (emptied and one.startswith(f"{path}."))), None)
     if name is None or (value is not None and value == getattr(spec, name)):
         return None
     flag = "--" + name.replace("_", "-")
     known = TARGETS["pytorch"].kv_caches
     instead = f"give {flag} {value} instead"
-    if value is None:
-        instead = "leave it out"
+    if emptied:
+        value, instead = json.dumps(value), "leave it out"
     elif name == "kv_cache" and value not in known:
         instead = f"give {flag} {' or '.join(known)}"
     return f"--set llm.{path}={value} contradicts {flag}, which sets this field; {instead}."

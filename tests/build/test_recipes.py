@@ -160,6 +160,7 @@ def test_experts_in_fp8_blocks_have_the_backend_that_runs_on_the_gpu():
     words = ("Qwen/Qwen3-235B-A22B-FP8", "--tp", "4", "--ep", "4", "--gpu")
     assert '"backend": "DEEPGEMM"' in dry_run(*words, "b200-sxm")[0]
     assert '"backend": "TRTLLM"' in dry_run(*words, "b200-sxm", "--set", "llm.moe_config.backend=TRTLLM")[0]
+    assert '"backend": "DEEPGEMM"' in dry_run(*words, "b200-sxm", "--set", 'llm.moe_config={"max_num_tokens": 8192}')[0]
     assert "DEEPGEMM" not in dry_run(*words, "h200-sxm")[0]
     assert "DEEPGEMM" not in dry_run("Qwen/Qwen3-30B-A3B", "--quant", "fp8", "--gpu", "b200-sxm")[0]
 
@@ -167,13 +168,34 @@ def test_experts_in_fp8_blocks_have_the_backend_that_runs_on_the_gpu():
 @pytest.mark.parametrize(("hub_id", "gpu", "setting", "says"), [
     ("deepseek-ai/DeepSeek-R1-0528", "h200-sxm", "kv_cache_config.tokens_per_block=32", "blocks of this model have 64"),
     ("deepseek-ai/DeepSeek-R1-0528", "b200-sxm", "kv_cache_config.tokens_per_block=32", ""),
+    ("deepseek-ai/DeepSeek-R1-0528", "b200-sxm", "kv_cache_config.tokens_per_block=64", ""),
+    ("deepseek-ai/DeepSeek-R1-0528", "b200-sxm --set image=trtllm-1.3", "kv_cache_config.tokens_per_block=64",
+     "1.3 has no kernels for KV-cache blocks of 64"),
+    ("deepseek-ai/DeepSeek-V3.2", "b200-sxm --set image=trtllm-1.3", "kv_cache_config.tokens_per_block=64", ""),
+    ("deepseek-ai/DeepSeek-R1-0528", "b200-sxm", "moe_config.backend=CUTLASS", "llm.moe_config.backend=DEEPGEMM"),
+    ("deepseek-ai/DeepSeek-R1-0528", "b200-sxm", "moe_config=null", "llm.moe_config.backend=DEEPGEMM"),
+    ("deepseek-ai/DeepSeek-R1-0528", "b200-sxm --set image=trtllm-1.3", "moe_config=null", ""),
+    ("deepseek-ai/DeepSeek-R1-0528", "h200-sxm", "moe_config.backend=CUTLASS", ""),
     # 1.3.0rc29, supported-models.md: "supported only with the `xgrammar` backend; `llguidance` is not working"
     ("zai-org/GLM-4.6", "h200-sxm", "guided_decoding_backend=llguidance", "llguidance does not work with GLM 4"),
     ("Qwen/Qwen3.5-397B-A17B", "h200-sxm", "kv_connector_config.connector_module=m", "no KV cache connector for qwen3"),
 ])  # fmt: skip
 def test_a_field_that_the_model_cannot_have_is_refused(hub_id, gpu, setting, says):
-    error = dry_run(hub_id, "--tp", "8", "--ep", "8", "--gpu", gpu, "--set", f"llm.{setting}")[1]
+    error = dry_run(hub_id, "--tp", "8", "--ep", "8", "--gpu", *gpu.split(), "--set", f"llm.{setting}")[1]
     assert says in error if says else not error
+
+
+def test_blocks_for_an_unknown_gpu_are_refused_with_the_flag_that_names_it():
+    words = (
+        "deepseek-ai/DeepSeek-R1-0528",
+        "--tp",
+        "8",
+        "--ep",
+        "8",
+        "--set",
+        "llm.kv_cache_config.tokens_per_block=32",
+    )
+    assert dry_run(*words)[1].endswith("tokens_per_block to 64, or name another GPU with --gpu.")
 
 
 @pytest.mark.parametrize(("hub_id", "words", "says"), [
@@ -232,6 +254,9 @@ def test_a_wrong_file_is_refused_in_one_sentence(checkpoint, tmp_path, content, 
         ("llm.kv_cache_config.dtype=fp8", "give --kv-cache fp8 instead"),
         ("llm.kv_cache_config.dtype=nvfp4", "this field; give --kv-cache auto or fp8."),
         ("llm.max_batch_size=null", "this field; leave it out."),
+        ('llm.kv_cache_config={"dtype": "fp8"}', "give --kv-cache fp8 instead"),
+        ("llm.kv_cache_config=null", "--set llm.kv_cache_config=null contradicts --kv-cache, which sets this field; l"),
+        ("llm.kv_cache_config={}", "this field; leave it out."),
     ],
 )
 def test_a_setting_does_not_contradict_a_flag(checkpoint, setting, instead):
