@@ -92,13 +92,17 @@ def _graph_sizes(max_batch_size: int) -> list[int]:
 
 
 def _set(arguments: dict[str, Any], path: str, value: Any) -> None:
-    """Set a dotted field such as `kv_cache_config.host_cache_size`. None removes the field."""
+    """Set a dotted field such as `kv_cache_config.host_cache_size`. None removes the field.
+
+    None for cuda_graph_config stays: it turns off the graphs that the library makes by default
+    (`TorchLlmArgs.cuda_graph_config`).
+    """
     *parents, last = path.split(".")
     for parent in parents:
         arguments = arguments.setdefault(parent, {})
         if not isinstance(arguments, dict):
             raise InputError(f"--set llm.{path} is not possible: {parent} is not a group of fields; leave it out.")
-    if value is None:
+    if value is None and path != "cuda_graph_config":
         arguments.pop(last, None)
     else:
         arguments[last] = value

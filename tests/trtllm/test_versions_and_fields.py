@@ -173,6 +173,13 @@ def test_the_largest_graph_replaces_our_list_of_graphs(version):
         standin.LLM("/model", cuda_graph_config={"batch_sizes": [1, 64], "max_batch_size": 64})
 
 
+@pytest.mark.parametrize("version", ["1.2.1", "1.3.0rc29"])
+def test_a_null_for_graphs_turns_them_off(version):
+    """1.2.1 and 1.3 llmapi/llm_args.py, `cuda_graph_config: Optional[…] = Field(default_factory=CudaGraphConfig)`."""
+    made = make_llm_args(LIMITS, Parallelism(), "auto", {"cuda_graph_config": None}, version)
+    assert made["cuda_graph_config"] is None
+
+
 DRAFT = {"max_draft_len": 4, "speculative_model": "/draft"}
 PARD = {"decoding_type": "PARD", **DRAFT}
 LATER = {
