@@ -28,15 +28,9 @@ from llmops.gateway.ratelimit.quotas import ENTRY_REQUEST, CallerLimits, ModelLi
 #: Seconds between two updates of reservations whose answers grow, and between two renewals of the
 #: lease: far below `LEASE_TIMEOUT`.
 GROWTH_INTERVAL = 0.5
-#: Seconds for which a rejection is remembered. Short, because tokens that an answer did not need may
-#: be free again before the rejection's wait is over.
-REJECTION_SECONDS = 1.0
-#: Maximum number of remembered rejections. When there are more, all are forgotten.
-MAX_REJECTIONS = 10_000
 #: Finish reasons of complete answers. Only their lengths are used for the estimate.
 _NATURAL_FINISH_REASONS = frozenset({"stop", "tool_calls"})
 _ENTRY_DIMENSIONS = frozenset({"requests", "places"})
-_NO_REJECTION = 0.0, 0.0, None
 
 
 class RateLimits:
@@ -60,10 +54,6 @@ class RateLimits:
         self.limiter, self.clock, self.now = limiter, clock, now
         self.budgets = Budgets(limiter, costs, now, clock) if costs is not None else None
         self.expected = OutputLengthEstimate()
-        # Rejections for prompts with more tokens than are left, by caller and content length, with
-        # their times: a client that retries at once would otherwise have its prompt tokenized at
-        # each attempt.
-        self.rejections: dict[tuple[str, bytes], tuple[float, float, RateLimitError]] = {}
         # `waiting` is the number of postponed entries that no reservation has covered. `settled` is
         # the number of these entries whose request has ended. A level that was read from the
         # limiter does not include entries that ended after the read.
@@ -71,9 +61,9 @@ class RateLimits:
         self.open: set[Reservation] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def new_reservation(self, plan: CallerLimits, size: bytes = b"") -> Reservation:
-        """Create the reservation of one request. `size` is its content length, empty if unknown."""
-        return Reservation(self, plan, size)
+    def new_reservation(self, plan: CallerLimits) -> Reservation:
+        """Create the reservation of one request."""
+        return Reservation(self, plan)
 
     def watch(self, reservation: Reservation) -> None:
         """Update the reservation while its answer grows, and keep renewing the lease."""
@@ -119,8 +109,8 @@ class Reservation(QuotaReservation):
     ended.
     """
 
-    def __init__(self, limits: RateLimits, plan: CallerLimits, size: bytes) -> None:
-        self._limits, self._plan, self._size = limits, plan, size
+    def __init__(self, limits: RateLimits, plan: CallerLimits) -> None:
+        self._limits, self._plan = limits, plan
         self._reserved: list[ReservedAmounts] = []
         # Last result of the limiter, for the response headers.
         self._latest: ReserveResult | None = None
@@ -130,7 +120,7 @@ class Reservation(QuotaReservation):
         self._usage: Callable[[], Usage] | None = None
         # Tariff that the money was reserved by; the settlement uses the same tariff.
         self._tariff: Tariff | None = None
-        self._model, self._answers, self._bounded, self._prompt = "", 1, True, 0
+        self._model, self._answers, self._bounded = "", 1, True
         self._closed = self._handed_over = False
 
     @property
@@ -147,9 +137,6 @@ class Reservation(QuotaReservation):
             RateLimitError: A limit is reached.
         """
         limits, plan = self._limits, self._plan
-        at, wait, error = limits.rejections.get((plan.owner, self._size), _NO_REJECTION)
-        if error is not None and (elapsed := limits.clock() - at) < min(wait, REJECTION_SECONDS):
-            raise type(error)(error.message, retry_after=wait - elapsed)
         if plan.room > limits.waiting:
             limits.waiting += 1
             self._owes_entry = True
@@ -167,7 +154,7 @@ class Reservation(QuotaReservation):
         bounded: bool = True,
         known: int | None = None,
     ) -> int:
-        self._model, self._answers, self._bounded, self._prompt = model, answers, bounded, prompt
+        self._model, self._answers, self._bounded = model, answers, bounded
         bounds, entered = self._plan.of(model), not self._owes_entry
         if entered and not bounds.more:
             return most
@@ -261,22 +248,17 @@ class Reservation(QuotaReservation):
         return reserved
 
     def _rejection(self, quota: Quota, ask: LimitRequest, reserved: ReserveResult) -> RateLimitError:
-        """Return the error of a rejection, and remember it if the same prompt cannot pass earlier."""
-        limits, (left, _, lacking, of, wait) = self._limits, reserved.decision
+        """Return the error of a rejection."""
+        left, _, lacking, of, wait = reserved.decision
         assert lacking is not None
         bound = reserved.bounds[lacking]
         if of == "money":
-            return budget_exhausted(quota, limits.now())
+            return budget_exhausted(quota, self._limits.now())
         if of == "places":
             return too_many_open_requests(quota, bound.places, wait)
         if of == "requests":
             return rate_exceeded(quota, of, bound.requests, left[lacking][0], ask.requests, wait)
-        error = rate_exceeded(quota, of, bound.tokens, left[lacking][1], ask.tokens, wait)
-        if self._size and self._prompt > left[lacking][1] and quota.model is None:
-            if len(limits.rejections) >= MAX_REJECTIONS:
-                limits.rejections.clear()
-            limits.rejections[self._plan.owner, self._size] = limits.clock(), wait, error
-        return error
+        return rate_exceeded(quota, of, bound.tokens, left[lacking][1], ask.tokens, wait)
 
     def _amount(self, bounds: ModelLimits, prompt: int, most: int) -> int:
         """Return the number of tokens to reserve for prompt and answers.

@@ -40,8 +40,7 @@ class RateLimitCheck(Check):
             return
         limits = self._limits_of(context.caller)
         if limits is not None:
-            size = context.headers.get(b"content-length", b"")[:18]
-            context.reservation = reservation = self.rate_limits.new_reservation(limits, size)
+            context.reservation = reservation = self.rate_limits.new_reservation(limits)
             await reservation.enter()
 
     def adopt(self, context: RequestContext) -> None:

@@ -125,33 +125,6 @@ async def test_requests_per_minute(bounded):
     assert (await bounded.post(CHAT, json=BODIES[CHAT])).status_code == 200
 
 
-async def test_a_prompt_that_is_refused_for_its_tokens_is_tokenized_once(bounded, monkeypatch):
-    bounded.quota(tpm=300)
-    bounded.stack.say("Hello")
-    body = {**BODIES[CHAT], "max_tokens": 1, "messages": [{"role": "user", "content": "7" * 200}]}
-    assert (await bounded.post(CHAT, json=body)).status_code == 200
-    await bounded.over()
-    encode, prompts = type(bounded.stack.tokenizer).encode_prompt, []
-
-    def counted(tokenizer, *args, **options):
-        prompts.append(args)
-        return encode(tokenizer, *args, **options)
-
-    monkeypatch.setattr(type(bounded.stack.tokenizer), "encode_prompt", counted)
-    waits = []
-    for _ in range(5):
-        refused = await bounded.post(CHAT, json=body)
-        assert (refused.status_code, refused.json()["error"]["type"]) == (429, "tokens")
-        waits.append(int(refused.headers["retry-after-ms"]))
-        bounded.clock.now += 0.125
-    assert (len(prompts), [wait - waits[0] for wait in waits]) == (1, [0, -125, -250, -375, -500])
-    # another body may fit, and the same one later
-    small = {**body, "messages": [{"role": "user", "content": "7"}]}
-    assert (await bounded.post(CHAT, json=small)).status_code == 200
-    bounded.clock.now += 60
-    assert (await bounded.post(CHAT, json=body)).status_code == 200
-
-
 async def test_requests_without_an_answer_count_one_after_another(bounded):
     bounded.quota(rpm=10)
     bodies = [(CHAT, {}), (CHAT, {**BODIES[CHAT], "model": "unknown"}), ("/tokenize", {"model": "m"})]
