@@ -72,6 +72,10 @@ class UsageRecord(NamedTuple):
     tenant_id: str = ""
 
 
+#: Records to add (1) to the sums or to subtract (-1) from them.
+_Changes = Sequence[tuple[int, UsageRecord]]
+
+
 class RecordOwners(NamedTuple):
     """The owners known to the store: the tenant of each user, and the user of each key."""
 
@@ -105,17 +109,20 @@ def write_usage(
     Raises:
         ValueError: An id is not a UUID.
     """
-    offered = {canonical_uuid(record.id): record for record in records}
+    records = list(records)
+    # A whole answer replaces its part in a batch, too.
+    ordered = sorted(records, key=lambda record: record.finish_reason != GATEWAY_LOST)
+    offered = {canonical_uuid(record.id): record for record in ordered}
     if not offered:
         return WriteResult(0, {})
     new = _insert(connection, offered)
-    known = {one: offered[one] for one in offered.keys() - set(new)}
-    parts = _replace_parts(connection, known) if known else {}
-    changes = [(1, offered[one]) for one in (*new, *parts)] + [(-1, part) for part in parts.values()]
+    changes = [(1, offered[one]) for one in new]
+    if known := {one: offered[one] for one in offered.keys() - set(new)}:
+        changes += _replace_parts(connection, known)
     if changes:
         _add(connection, usage_totals, _sum_by_key(changes))
     arrived: dict[str, set[int]] = {}
-    for record in offered.values():
+    for record in records:
         arrived.setdefault(record.gateway_id, set()).add(record.seq)
     marks = {one: _advance_high_water_mark(connection, one, seqs) for one, seqs in sorted(arrived.items())}
     # last, because all writers of a tenant's usage wait for this row until the end of the
@@ -139,32 +146,38 @@ def _insert(connection: Connection, offered: Mapping[str, UsageRecord]) -> Seque
     return new
 
 
-def _replace_parts(connection: Connection, offered: Mapping[str, UsageRecord]) -> dict[str, UsageRecord]:
-    """Replace the stored parts of the answers in `offered`, and return the parts by their ids.
+def _replace_parts(connection: Connection, offered: Mapping[str, UsageRecord]) -> _Changes:
+    """Replace the stored parts of the answers in `offered`, and return the changes of the sums.
 
-    The number of a part stays, because its gateway's events are counted by their numbers.
+    The number and the time of a part stay: its gateway's events are counted by their numbers, and
+    its day may be invoiced already.
     """
-    this = usage_records.c
-    is_part = this.id.in_(offered) & (this.finish_reason == GATEWAY_LOST)
-    rows = connection.execute(select(usage_records).where(is_part).order_by(this.id).with_for_update())
-    try:
-        stored = [UsageRecord(**row) for row in rows.mappings()]
-        parts = {part.id: part for part in stored if part.output_tokens < offered[part.id].output_tokens}
-    except DAMAGED:
-        return {}
-    for one, part in parts.items():
-        values = offered[one]._replace(id=one, gateway_id=part.gateway_id, seq=part.seq)._asdict()
+    this, changes = usage_records.c, []
+    is_part = this.finish_reason == GATEWAY_LOST
+    for one in connection.scalars(select(this.id).where(is_part, this.id.in_(offered)).order_by(this.id)).all():
+        whole, stored = offered[one], select(usage_records).where(is_part, this.id == one).with_for_update()
+        try:
+            row = connection.execute(stored).mappings().first()
+            if row is None or row["output_tokens"] >= whole.output_tokens:
+                continue
+            part = UsageRecord(**row, tenant_id=whole.tenant_id)
+            # SQLite stores values of any type.
+            sum(_summands(part))
+        except DAMAGED:
+            log.error("The usage record %s is damaged, so its answer is billed in part only.", escape_unsafe(one))
+            continue
+        whole = whole._replace(id=one, gateway_id=part.gateway_id, seq=part.seq, created_at=part.created_at)
+        changes += [(1, whole), (-1, part)]
+        values = whole._asdict()
         del values["tenant_id"]
         connection.execute(update(usage_records).where(this.id == one).values(values))
-    return {one: part._replace(tenant_id=offered[one].tenant_id) for one, part in parts.items()}
+    return changes
 
 
 # -- sums
 
 
 _Sums = dict[tuple[Any, ...], tuple[int, ...]]
-#: Records to add (1) to the sums or to subtract (-1) from them.
-_Changes = Iterable[tuple[int, UsageRecord]]
 _summands = attrgetter(*SUMMED[1:])
 
 

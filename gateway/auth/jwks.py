@@ -177,16 +177,14 @@ class JwksCache:
         """
         found = await self._json(self._url or await self._discovered())
         keys = found.get("keys")
-        if not isinstance(keys, list):
-            raise ValueError("the response has no list named `keys`")
+        # An issuer that starts or fails may publish an empty set for a moment.
+        if not isinstance(keys, list) or not keys:
+            raise ValueError("the response has no list of keys named `keys`")
         fit = [
             {name: value for name, value in key.items() if name in _PUBLIC_FIELDS}
             for key in keys
             if isinstance(key, dict) and _is_signing_key(key)
         ]
-        if not fit:
-            # An issuer that is about to start or fails may publish an empty set for a moment.
-            raise ValueError("the response has no key of a supported type and size")
         by_id: dict[str | None, list[dict[str, Any]]] = {None: fit} if len(fit) == 1 else {}
         for key in fit:
             if isinstance(key.get("kid"), str):

@@ -134,7 +134,7 @@ class AutoModel:
             try:
                 async with asyncio.timeout(SCORE_TIMEOUT):
                     vectors = await self._embed(head.model, [keys[key] for key in missing])
-                found = head_scores(head.matrix, vectors)
+                found = dict(zip(missing, head_scores(head.matrix, vectors), strict=True))
             except (ApiError, TimeoutError, ValueError) as error:
                 if self._problems.is_new(head.model, type(error).__name__):
                     reason = str(error) or f"it took more than {1000 * SCORE_TIMEOUT:g} ms"
@@ -146,7 +146,7 @@ class AutoModel:
                 return None
             self._problems.is_new(head.model, None)
             large = list(head.weights).index(LARGE)
-            for key, score in zip(missing, found, strict=True):
+            for key, score in found.items():
                 scores[key] = self._scores[key] = float(score[large])
             while len(self._scores) > MAX_SCORES:
                 self._scores.popitem(last=False)

@@ -42,7 +42,7 @@ BYTES_PER_TOKEN = 4
 _MAX_WHOLE_BYTES = 2**18
 #: Number and size in characters of the samples of a longer text, from which the number of its
 #: tokens is estimated. The samples together are a sixteenth of the shortest such text in ASCII.
-_SAMPLES, _SAMPLE_CHARACTERS = 16, 2**10
+_SAMPLES, _SAMPLE_CHARACTERS = 64, 2**8
 
 
 class TextTokenizer:
@@ -131,8 +131,9 @@ class TextTokenizer:
         return count
 
     def _estimate_token_count(self, text: str) -> float:
-        """Return about how many tokens `text` has. Clients cannot know which samples are taken."""
-        starts = [random.randrange(len(text) - _SAMPLE_CHARACTERS) for _ in range(_SAMPLES)]
+        """Return about how many tokens `text` has, from a random place in each of `_SAMPLES` parts."""
+        last = len(text) - _SAMPLE_CHARACTERS
+        starts = [int((part + random.random()) * last / _SAMPLES) for part in range(_SAMPLES)]
         samples = [text[start : start + _SAMPLE_CHARACTERS] for start in starts]
         tokens = sum(len(self.encode(sample, add_special_tokens=False)) for sample in samples)
         return tokens * len(text) / (_SAMPLES * _SAMPLE_CHARACTERS)

@@ -81,8 +81,10 @@ class ResponseReader:
         if not tokens:
             return None
         sequence = _ints(raw[positions[_SEQUENCE_INDEX]])[0] if _SEQUENCE_INDEX in positions else 0
-        if not (0 <= sequence < self._sequences and min(tokens) >= 0 and max(tokens) < self._vocab_size):
-            raise ValueError(f"sequence {sequence} has tokens of {min(tokens)} to {max(tokens)}")
+        if not 0 <= sequence < self._sequences:
+            raise ValueError(f"sequence {sequence} was not requested")
+        if min(tokens) < 0 or max(tokens) >= self._vocab_size:
+            raise ValueError(f"a token id is outside the vocabulary of {self._vocab_size}; check vocab_size")
         return TokenBatch(sequence, tokens, self._floats(raw, len(tokens)) if self._logprobs else None)
 
     def _floats(self, raw: Sequence[bytes], count: int) -> list[float] | None:

@@ -377,7 +377,7 @@ class StepSubscription:
         if sum(array("I", entries)[2::4]) != len(tokens):
             raise ValueError(f"a step has {len(tokens)} tokens, and its entries count others")
         if tokens and max(tokens) >= self._vocab_size:
-            raise ValueError(f"a step has a token id outside the vocabulary of {self._vocab_size}")
+            raise ValueError(f"a step has a token id outside the vocabulary of {self._vocab_size}; check vocab_size")
         scores = array("f", raw[outputs[STEP_LOG_PROBS]]).tolist() if STEP_LOG_PROBS in outputs else None
         tops = _top_logprobs(outputs, raw)
         errors = decode_strings(raw[outputs[STEP_ERRORS]]) if STEP_ERRORS in outputs else iter(())

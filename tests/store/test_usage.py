@@ -13,7 +13,7 @@ from zlib import crc32
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import func, select
+from sqlalchemy import func, select, text
 
 from llmops.control.metrics import MAX_SERIES, OTHERS_LABEL, SpendingCollector
 from llmops.control.store_access import SharedStore
@@ -92,31 +92,45 @@ def test_in_whatever_batches_events_come_the_books_are_the_same(data, by, newest
 
 async def test_the_bill_of_a_whole_answer_replaces_that_of_a_part(store, by):
     """Before the fix, an answer whose gateway was taken for lost was billed for its first tokens only."""
-    next_day = by.at + timedelta(days=1)
-    part = event(by, 3, finish_reason="gateway_lost", tenant_id="t")
-    whole = part._replace(
-        gateway_id="g2", seq=0, created_at=next_day, output_tokens=600, cost_micros=900, finish_reason="stop"
-    )
+    part = event(by, 0, finish_reason="gateway_lost")
+    later = by.at + timedelta(days=1)
+    whole = part._replace(gateway_id="g2", created_at=later, output_tokens=600, cost_micros=900, finish_reason="stop")
+    other = [one._replace(id=str(UUID(int=1)), seq=1) for one in (whole, part)]
 
-    async def write():
+    async def write(records):
         async with store.write() as connection:
-            await insert_usage(connection, [whole, event(by, 1, "g2")])
+            await insert_usage(connection, records)
 
-    async with store.write() as connection:
-        await insert_usage(connection, [part, event(by, 4)])
-    await asyncio.gather(*(write() for _ in range(4)))
-    async with store.write() as connection:
-        await insert_usage(connection, [part])
+    await write([part])
+    await asyncio.gather(*(write([whole]) for _ in range(4)))
+    await write([part])
+    # both in one batch
+    await write(other)
     async with store.read() as connection:
-        rows = (await connection.execute(select(usage_records).order_by(usage_records.c.cost_micros))).mappings().all()
-        totals = [
-            (one.requests, one.output_tokens, one.cost_micros) for one in await sum_usage(connection, UsageFilter())
-        ]
+        rows = (await connection.execute(select(usage_records).order_by(usage_records.c.seq))).mappings().all()
+        totals = await sum_usage(connection, UsageFilter())
         spent = await connection.scalar(select(func.sum(tenant_totals.c.cost_micros)))
-    assert UsageRecord(**rows[-1]) == whole._replace(gateway_id="g1", seq=3, tenant_id="")
-    assert len(rows) == 3
-    assert totals == [(3, 7 + 7 + 600, 12 + 12 + 900)]
-    assert spent == 12 + 12 + 900
+        marks = [await high_water_mark(connection, gateway) for gateway in ("g1", "g2")]
+    assert [UsageRecord(**row) for row in rows] == [whole._replace(gateway_id="g1", created_at=by.at), other[0]]
+    assert [(one.requests, one.output_tokens, one.cost_micros) for one in totals] == [(2, 1200, 1800)]
+    assert spent == 1800
+    assert marks == [2, 2]
+
+
+async def test_a_damaged_part_keeps_no_other_from_being_replaced(store, by, caplog):
+    parts = [event(by, seq, finish_reason="gateway_lost") for seq in range(3)]
+    async with store.write() as connection:
+        if connection.dialect.name != "sqlite":
+            pytest.skip("only SQLite stores values of any type")
+        await insert_usage(connection, parts)
+        for seq, change in enumerate(("output_tokens = 'abc'", "created_at = 'abc'")):
+            await connection.execute(text(f"UPDATE usage_records SET {change} WHERE seq = {seq}"))
+    async with store.write() as connection:
+        await insert_usage(connection, [one._replace(output_tokens=600, finish_reason="stop") for one in parts])
+    async with store.read() as connection:
+        column = usage_records.c.output_tokens
+        assert await connection.scalar(select(column).where(usage_records.c.seq == 2)) == 600
+    assert caplog.text.count("is damaged, so its answer is billed in part only") == 2
 
 
 async def test_writers_with_the_same_events_do_not_lock_each_other_out(store, by):

@@ -304,6 +304,7 @@ class Replica:
 
         The stream is opened again, and repeated errors are logged once.
         """
+        self._next_slot = 0
         if error.full_message != self._logged_error:
             self._logged_error = error.full_message
             log.info(
