@@ -156,7 +156,7 @@ class Reservation(QuotaReservation):
     ) -> int:
         self._model, self._answers, self._bounded = model, answers, bounded
         bounds, entered = self._plan.of(model), not self._owes_entry
-        if entered and not bounds.more:
+        if not bounds.all or (entered and not bounds.more):
             return most
         amount = self._amount(bounds, prompt, most) if known is None else known
         money = least = 0

@@ -52,9 +52,8 @@ class CallerLimits:
     """The limits of all callers with one set of quotas, which must not be empty.
 
     Attributes:
-        owner: The name under which rejections are cached; by default the owner of the first quota.
-            Callers that share a quota have separate names, because a rejection depends on the
-            request.
+        owner: The name under which lengths of answers are remembered; by default the owner of the
+            first quota. Callers that share a quota have separate names.
         before: The limits before the model is known.
         budgets: The quotas with a budget, and their limits.
         holds: True if open requests hold slots or money, which they give back.

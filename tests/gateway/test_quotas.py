@@ -269,6 +269,12 @@ async def test_a_quota_of_one_model(bounded):
     assert refused.json()["error"]["message"].startswith("Rate limit of key-a for the model 'tiny' reached on requests")
 
 
+async def test_a_quota_of_one_model_alone_leaves_other_models_alone(bounded):
+    """Before the fix, requests for other models of a caller without any other quota were a 500."""
+    bounded.keys.quotas = (Quota("key-a", rpm=1, model="other"),)
+    assert [(await bounded.ask()).status_code for _ in range(3)] == [200] * 3
+
+
 async def test_a_key_and_its_tenant_bound_both_or_nothing_is_taken(bounded):
     bounded.keys.quotas = (Quota("key-a", rpm=10), Quota("tenant acme", rpm=1))
     bounded.stack.say("Hello")
