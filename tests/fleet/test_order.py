@@ -161,6 +161,17 @@ def test_those_at_home_come_first_and_others_once_they_need_not_wait_for_their_o
     assert order.pop(ReplicaCapacity(replica_id="y"), 1.0) is elsewhere
 
 
+def test_what_is_ahead_are_higher_tiers_and_a_fair_part_of_ones_own() -> None:
+    order = TieredQueue([PriorityTier("high"), PriorityTier("low")])
+    order.push(ticket("x", tokens=80, answer=10, tier="high"))
+    for tenant in "aabbbbbc":
+        order.push(ticket(tenant, tokens=80, answer=10, tier="low"))
+    # the higher tier, its own two, and as much of each other tenant
+    assert order.ahead(ticket("a", tier="low")) == 100 + 200 + 400
+    assert order.ahead(ticket("new", tier="low")) == 100
+    assert order.ahead(ticket("b", tier="low")) == 100 + 500 + 300
+
+
 def test_counters_of_tenants_that_left_are_not_kept_for_ever() -> None:
     fair = FairQueue()
     for number in range(12_000):

@@ -4,6 +4,7 @@ wrong item is told."""
 import json
 import math
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from llmops.gateway.http.request_body import (
     reject_non_finite_numbers,
 )
 from llmops.gateway.schemas.chat_request import ChatRequest
+from llmops.gateway.schemas.request_fields import RequestModel
 from llmops.gateway.settings import RequestLimits
 
 
@@ -108,3 +110,29 @@ def test_of_a_list_the_first_wrong_item_is_told_and_no_other(model: type[BaseMod
     with pytest.raises(ValidationError) as wrong:
         model.model_validate({field: [[0]] * 10_000})
     assert sum(field in one["loc"] for one in wrong.value.errors()) == 1
+
+
+def subclasses(of: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    for one in of.__subclasses__():
+        yield one
+        yield from subclasses(one)
+
+
+def schemas_in(schema: Any, kind: str) -> Iterator[dict[str, Any]]:
+    if isinstance(schema, dict):
+        if schema.get("type") == kind:
+            yield schema
+        schema = [*schema.values()]
+    for inner in schema if isinstance(schema, list | tuple) else ():
+        yield from schemas_in(inner, kind)
+
+
+def test_no_type_of_the_wire_collects_errors_without_end() -> None:
+    import llmops.gateway.app  # noqa: F401 - all types are known then
+
+    models = [one.__pydantic_core_schema__ for one in subclasses(RequestModel)]
+    lists, mappings = [*schemas_in(models, "list")], [*schemas_in(models, "dict")]
+    assert len(lists) > 20
+    assert [one for one in lists if not one.get("fail_fast")] == []
+    assert mappings
+    assert [one for one in mappings if one.get("values_schema", {"type": "any"})["type"] != "any"] == []

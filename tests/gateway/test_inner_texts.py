@@ -60,6 +60,14 @@ async def test_a_response_in_the_background_and_read_later(stack, caplog):
     check(answer.text, "req-79", caplog, said)
 
 
+async def test_a_broken_connection(stack, caplog):
+    stack.steps(Step((70,)), Step(drop=True))
+    with caplog.at_level(logging.INFO):
+        answer = await stack.client.post(CHAT[0], json=CHAT[1])
+    assert (answer.status_code, "connection lost" in answer.text) == (503, False)
+    assert "connection lost" in caplog.text
+
+
 async def test_no_address_of_triton_while_it_is_away(stack):
     address = f"127.0.0.1:{stack.triton.port}"
     await stack.triton.stop()

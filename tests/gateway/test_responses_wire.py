@@ -43,6 +43,14 @@ async def streamed(stack, response_id, **query):
         return await events_of(answer)
 
 
+async def test_a_stream_is_sent_again(stack):
+    stack.say("Hello world! How are you?")
+    sent = await created(stack)
+    name = sent[0]["response"]["id"]
+    assert await streamed(stack, name) == sent
+    assert await streamed(stack, name, starting_after=5) == sent[6:]
+
+
 async def test_the_input_is_listed_as_openai_lists_it(stack):
     """openai-python 3.52: each item is one of ResponseItem, and `input_items.list` pages by limit, after and order."""
     call = {"type": "function_call", "call_id": "c", "name": "now", "arguments": "{}"}

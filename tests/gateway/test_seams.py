@@ -103,6 +103,25 @@ async def test_where_the_text_may_be_another_it_says_so(card, tokenizer, exact, 
         assert ": continued approximate\n\n" in streamed.text
 
 
+async def test_a_grammar_is_made_again_and_compared(card, tokenizer) -> None:
+    engine = Engine(tokenizer)
+    engine.text = '{"city": "Paris"}'
+
+    def again(tensors: dict) -> list[Step]:
+        """Cut once only: a grammar's second try begins from the prompt as well."""
+        engine.cut = 5 if not engine.asked else None
+        return engine(tensors)
+
+    body = {**CHAT, "temperature": 0, "stream": True, "response_format": {"type": "json_schema", "json_schema": SCHEMA}}
+    async with two(card, again) as client:
+        moved = await client.post("/v1/chat/completions", json=body)
+    chunks = [one for one in told(moved.text) if one != "[DONE]"]
+    assert "".join(one["choices"][0]["delta"].get("content") or "" for one in chunks) == engine.text
+    assert ": continued exact\n" in moved.text
+    first, second = engine.asked
+    assert first["input_ids"] == second["input_ids"]
+
+
 async def test_an_answer_that_nobody_has_seen_begins_anew_and_is_billed_once(card, tokenizer) -> None:
     """Drawn without a seed, so that a grammar's state cannot be made again."""
     engine = Engine(tokenizer)
