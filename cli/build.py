@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @click.argument("checkpoint", required=False)
 @file_options
 @model_option
-@click.option("-o", "--output", type=ANY_PATH, help="The engine folder to make.")
+@click.option("-o", "--output", type=ANY_PATH, help="The engine folder to make, or to replace whole.")
 @click.option("--target", type=click.Choice(NAMES), default="openvino", help="Kind of engine to build.")
 @click.option(
     "--quant",

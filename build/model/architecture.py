@@ -21,6 +21,8 @@ _MAX_NUMBER = 2**31 - 1
 #: Maximum number of layers. Lists with an entry per layer are made before other checks, so a
 #: damaged number must not fill the memory.
 _MAX_LAYERS = 10_000
+#: Maximum size of an attention head, for whose rotary frequencies memory is taken early, too.
+_MAX_HEAD_DIM = 2**14
 
 
 @dataclass(frozen=True)
@@ -384,6 +386,15 @@ class _ConfigReader:
         )
 
     def head_dim(self, heads: int) -> int:
+        found = self._head_dim(heads)
+        if found > _MAX_HEAD_DIM:
+            raise CheckpointError(
+                f"config.json has heads of {found}, and at most {_MAX_HEAD_DIM} are possible; download config.json "
+                "again."
+            )
+        return found
+
+    def _head_dim(self, heads: int) -> int:
         if self.raw("head_dim") is not None:
             return self.integer("head_dim")
         hidden = self.integer("hidden_size")

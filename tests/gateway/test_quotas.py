@@ -272,7 +272,7 @@ async def test_a_quota_of_one_model(bounded):
 async def test_a_quota_of_one_model_alone_leaves_other_models_alone(bounded):
     """Before the fix, requests for other models of a caller without any other quota were a 500."""
     bounded.keys.quotas = (Quota("key-a", rpm=1, model="other"),)
-    bounded.stack.say("Hello", "Hello")
+    bounded.stack.say("Hello")
     assert [(await bounded.post(CHAT, json=BODIES[CHAT])).status_code for _ in range(2)] == [200, 200]
 
 
