@@ -52,6 +52,14 @@ def _above_zero(duration: Seconds) -> Seconds:
     return duration
 
 
+def _check_variable_name(name: str) -> str:
+    """Raise ValueError without quoting the text, which may be the key itself."""
+    if not name.replace("_", "").isalnum():
+        raise ValueError("write the name of an environment variable that holds the key, and not the key")
+    return name
+
+
+_VariableName = Annotated[str, AfterValidator(_check_variable_name)]
 _PositiveDuration = Annotated[Seconds, AfterValidator(_above_zero)]
 
 
@@ -562,7 +570,7 @@ class HttpFilterSettings(_Section):
     category: str | None = None
     url: _Url
     model: str | None = None
-    key_env: str | None = None
+    key_env: _VariableName | None = None
     timeout: _PositiveDuration = Seconds(2)
 
 
@@ -631,7 +639,7 @@ class ProviderSettings(_Section):
     """
 
     url: _Url
-    key_env: str | None = None
+    key_env: _VariableName | None = None
     key_file: Path | None = None
     tenants: list[str] = Field(default_factory=list)
     context: Annotated[int, Field(gt=1)] = 128_000

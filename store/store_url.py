@@ -75,9 +75,11 @@ class StoreUrl:
             return cls(parsed.set(drivername="sqlite+aiosqlite"))
         if parsed.drivername not in _POSTGRES:
             raise InputError(f"The store cannot be {parsed.drivername}; {EXPECTED_FORMS}.")
-        if "@" in (parsed.host or ""):
-            # The host, which messages show, would begin with the end of the password.
-            raise InputError("The store's URL has more than one @; write each @ of the user or the password as %40.")
+        if "@" in f"{parsed.host}{parsed.database}":
+            # Messages show host and database, which would have the end of the password.
+            raise InputError(
+                "The store's URL has more than one @; write @ and / in the user and the password as %40 and %2F."
+            )
         return cls(_asyncpg(parsed))
 
     def create(self) -> None:

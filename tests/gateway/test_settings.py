@@ -91,6 +91,7 @@ ISSUER = "issuer: https://login.example"
         ("providers: {cloud: {url: 'http://cloud.example/v1'}}", "without https"),
         ("providers: {cloud: {url: 'https://user:secret@cloud.example/v1'}}", "a key in a URL appears in logs"),
         ("providers: {cloud: {url: 'https://a.example/v1', key_env: A, key_file: b}}", "set exactly one of"),
+        ("providers: {cloud: {url: 'https://a.example/v1', key_env: sk-hunter2}}", "and not the key"),
         ("providers: {cloud: {url: 'https://a.example/v1', key: secret}}", "Unknown setting `providers.cloud.key`"),
     ],
 )

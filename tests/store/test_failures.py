@@ -33,7 +33,11 @@ async def refused(url: str) -> LlmopsError:
         ("sqlite:///:memory:", "names no file"),
         ("sqlite://etc/store.db", "names no file; write .*four slashes"),
         ("postgresql://user:hunter2@host:port/db", "The store is not a URL"),
-        ("postgresql://user:pass@hunter2@host/db", "more than one @; write each @ of the user or the password as %40"),
+        (
+            "postgresql://user:pass@hunter2@host/db",
+            "write @ and / in the user and the password as %40",
+        ),
+        ("postgresql://user:pass@a/hunter2@host/db", "more than one @"),
         ("sqlite:///store.db?mode=ro", r"unknown options \(mode\); known are none"),
         ("postgresql://h/d?password=hunter2", r"unknown options \(password\); known are ssl and prepared_"),
         ("postgresql://h/d?sslmode=hunter2", "an unknown sslmode; use one of disable, allow"),
