@@ -74,7 +74,7 @@ def test_a_gateway_keeps_tenants_apart_in_front_of_one_server_too(settings: dict
     assert service.cache_salt("") == 0
 
 
-async def test_the_head_of_an_alias_embeds_a_text_that_was_sent_before(tmp_path: Path) -> None:
+async def test_the_head_of_an_alias_embeds_each_tenants_texts(tmp_path: Path) -> None:
     """A text without an embedding took 50 ms more than one that another tenant had sent."""
     words = [f"{'prove' if number % 2 else 'say'} it {number}" for number in range(60)]
     examples = [Example(text, "large" if "prove" in text else "") for text in words]
@@ -89,4 +89,4 @@ async def test_the_head_of_an_alias_embeds_a_text_that_was_sent_before(tmp_path:
     for tenant in ("victim", "victim", "attacker"):
         caller = Caller(tenant_id=tenant, user_id=f"{tenant}-user")
         await model.choose("auto", user("say that we buy Northwind"), RequestContext("r", caller=caller))
-    assert len(asked) == 3
+    assert len(asked) == 2, "once for each tenant"
