@@ -126,6 +126,17 @@ def test_without_a_gate_overload_leaves_nobody_in_time() -> None:
     assert max(open_.queues.values()) > 50
 
 
+def test_an_objective_for_tpot_keeps_more_answers_in_time() -> None:
+    """The mean of the last steps alone, which a long prompt decides, was as good as no objective."""
+
+    def in_time(outcome: SimulationOutcome) -> int:
+        answered = [job for job in outcome.jobs if 0 <= job.first <= job.arrived + 0.5]
+        return sum(job.end - job.first <= 0.025 * (job.answer - 1) for job in answered)
+
+    bounded, unbounded = (fleet(talk(60.0), bounds=bounds) for bounds in (AdmissionLimits(tpot=0.025), None))
+    assert in_time(bounded) > 1.4 * in_time(unbounded)
+
+
 def test_replicas_that_report_nothing_are_measured_and_answer_as_much_in_time() -> None:
     """Steps are noisy, prompts are read in chunks, and one of four replicas is half as fast: nothing says so. An engine
     that reads a quarter as fast as one is taken to before it was measured."""
