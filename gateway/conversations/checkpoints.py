@@ -403,10 +403,10 @@ class CheckpointStore:
             return None
         owners, now = {}, asyncio.get_running_loop().time()
         for one, (record, end), billed in zip(answer_ids, found, bills, strict=True):
-            runs = record is not None and end is None
-            if not billed and (
-                runs or (record is None and now < self._unknown_until.setdefault(one, now + self.lease))
-            ):
+            is_offered = record is not None and end is None
+            if record is None:
+                is_offered = now < self._unknown_until.setdefault(one, now + self.lease)
+            if is_offered and not billed:
                 owners[one] = UsageOwner.OFFERED
             else:
                 owners[one] = UsageOwner.ELSEWHERE if billed else UsageOwner.HERE
