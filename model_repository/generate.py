@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from llmops import __version__, contract, kv_blocks, process, round_robin
-from llmops.build.engine_folder.atomic_folder import replace_folder, resolve_output
+from llmops.build.engine_folder.atomic_folder import list_files, reject_added_files, replace_folder, resolve_output
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.contract import ENGINE_SUFFIX, POSTPROCESSING_SUFFIX, PREPROCESSING_SUFFIX, Tensor
-from llmops.errors import InputError, ResourceError
+from llmops.errors import InputError
 from llmops.input_files import leads_outside
 from llmops.model_repository.encoder import encoder_config, encoder_model_name, is_encoder
 from llmops.model_repository.gpu_assignment import GpuRequirement, assign_gpus
@@ -387,11 +387,13 @@ def _check_output(output: Path) -> None:
         raise InputError(f"{output} is a file; name a folder for the repository.")
     if any(output.iterdir()) and not (output / REPOSITORY_FILE).is_file():
         raise InputError(f"{output} holds other files and is not a repository of llmops; name an empty or new folder.")
-    with suppress(InputError):  # replace a damaged manifest like any other
-        made = {path.partition("/")[0] for path in RepositoryManifest.load(output).files}
-        added = sorted({path.name for path in output.iterdir()} - made - {REPOSITORY_FILE})
-        if made and added:
-            raise ResourceError(
-                f"{output} holds files that llmops did not make and would remove: {', '.join(added[:5])}. "
-                "Move them to another folder."
-            )
+    reject_added_files(output, _added_files(output))
+
+
+def _added_files(repository: Path) -> list[str]:
+    """Return the paths that `generate_repository` did not write, in a repository that it replaces."""
+    with suppress(InputError):  # a damaged manifest lists no files
+        if made := RepositoryManifest.load(repository).files:
+            return [path for path in list_files(repository) if path not in {*made, REPOSITORY_FILE}]
+    kept = (path for path in sorted(repository.iterdir()) if not (path / "config.pbtxt").is_file())
+    return [path.name for path in kept if path.name != REPOSITORY_FILE]

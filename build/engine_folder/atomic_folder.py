@@ -146,6 +146,21 @@ def remove_leftovers(output: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def list_files(folder: Path) -> list[str]:
+    """Return the paths of all files and links below `folder`, relative to `folder`."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    return [path.relative_to(folder).as_posix() for path in paths]
+
+
+def reject_added_files(folder: Path, added: list[str]) -> None:
+    """Raise ResourceError if `added` names files that would be removed with the folder."""
+    if added:
+        raise ResourceError(
+            f"{folder} holds files that llmops did not make and would remove: {', '.join(added[:5])}. "
+            "Move them to another folder."
+        )
+
+
 def _siblings(output: Path) -> list[Path]:
     """Return the staging folders of `output`.
 

@@ -213,8 +213,8 @@ class EngineManifest(_ManifestModel):
     `key` is the SHA-256 of all inputs of the build.
 
     `complete` is False while a step is left for `llmops build --resume`. `weight_bytes` has the
-    sizes of the files below `model_dir`, without files that a user may edit, and is empty in
-    engines of earlier builds.
+    sizes of the files below `model_dir`, without files that a user may edit. `files` has the paths
+    of all files but engine.json. Both are empty in engines of earlier builds.
     """
 
     format: Literal[1] = FORMAT
@@ -232,6 +232,7 @@ class EngineManifest(_ManifestModel):
     sampling: RecommendedSampling = RecommendedSampling()
     complete: bool = True
     weight_bytes: dict[_Inside, int] = Field(default_factory=dict)
+    files: list[_Inside] = []
     plan: dict[str, Any] | None = None
     quality: QualityMetrics | None = None
     golden: Golden | None = None
@@ -266,8 +267,9 @@ class EngineManifest(_ManifestModel):
     @model_serializer(mode="wrap")
     def _without_unknown_sizes(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields: dict[str, Any] = serialize(self)
-        if not self.weight_bytes:
-            del fields["weight_bytes"]
+        for name in ("weight_bytes", "files"):
+            if not fields[name]:
+                del fields[name]
         return fields
 
     def extra_as(self, kind: type[E]) -> E:

@@ -19,6 +19,8 @@ from llmops.build.encoder import EncoderCheckpoint, open_encoder
 from llmops.build.engine_folder.atomic_folder import (
     StagingFolder,
     check_space,
+    list_files,
+    reject_added_files,
     remove_leftovers,
     report_full_disk,
     resolve_output,
@@ -30,11 +32,19 @@ from llmops.build.plan.build_plan import BuildPlan
 from llmops.build.progress import Progress, SilentProgress
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.build_target import TargetJob, get_target
+from llmops.build.targets.nvidia import trtllm_build
 from llmops.errors import CheckpointError, InputError, first_validation_error
 
 #: Version of the build's code, part of every build key. Increase the number when the same inputs
 #: give another engine than before.
 _REVISION = 4
+#: Names at the top of engine folders of earlier builds, whose engine.json lists no files.
+_NAMES = {
+    FILE_NAME, "model", "tokenizer", "checkpoint", "lora", "lora_prefetch", trtllm_build.LOG, trtllm_build.SCRIPT,
+    "llm_args.json", "xgrammar_tokenizer_info.json",
+}  # fmt: skip
+#: Suffixes of hidden files that a running or killed command leaves in an engine folder.
+_LEFTOVERS = (".lock", ".part", ".building")
 
 
 def build(spec: BuildSpec, progress: Progress | None = None, force: bool = False) -> tuple[EngineManifest, bool]:
@@ -110,6 +120,7 @@ def _build(job: TargetJob[Any], progress: Progress, force: bool) -> tuple[Engine
         remove_stages(output)
     present = None if force else _up_to_date_manifest(output, key)
     if present is None:
+        _reject_added_files(output)
         if not fresh:
             job.check()
         check_space(output, max(0, job.disk_bytes - job.kept_bytes))
@@ -160,6 +171,7 @@ def _make(job: TargetJob[Any], source: Source, key: str, workdir: Path, progress
         tokenizer=tokenizer,
         sampling=job.sampling,
         complete=result.complete,
+        files=list_files(workdir),
         weight_bytes=measure_weights(workdir / result.model_dir) if result.complete else {},
         plan=spec.plan,
         quality=QualityMetrics(**result.quality) if result.quality else None,
@@ -174,6 +186,19 @@ def _make(job: TargetJob[Any], source: Source, key: str, workdir: Path, progress
 def _check_output(output: Path) -> None:
     if output.is_file() or (output.is_dir() and not (output / FILE_NAME).is_file() and any(output.iterdir())):
         raise InputError(f"{output} exists and is not an engine folder; give -o another folder, or remove it.")
+
+
+def _reject_added_files(output: Path) -> None:
+    """Raise ResourceError if the engine folder holds files that no build wrote."""
+    made, names = set[str](), _NAMES
+    with contextlib.suppress(InputError):
+        manifest = EngineManifest.load(output)
+        if manifest.files:
+            # `build --resume` and build.sh write an engine and a log after engine.json.
+            resumed = {trtllm_build.ENGINE_DIR, trtllm_build.LOG} if manifest.target == "tensorrt" else set[str]()
+            made, names = set(manifest.files), {FILE_NAME, *resumed}
+    added = (path for path in list_files(output) if path not in made and path.partition("/")[0] not in names)
+    reject_added_files(output, [path for path in added if not (path[0] == "." and path.endswith(_LEFTOVERS))])
 
 
 def _up_to_date_manifest(output: Path, key: str) -> EngineManifest | None:

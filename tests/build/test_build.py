@@ -116,6 +116,29 @@ def test_a_folder_that_is_no_engine_is_left_alone(spec: BuildSpec) -> None:
     assert contents(spec.output) == {"thesis.tex": b"years of work"}
 
 
+@pytest.mark.parametrize(
+    ("manifest", "name"),
+    [
+        ("as built", "results/day1.csv"), ("as built", "tokenizer/notes.md"), ("as built", "model/notes.md"),
+        ("damaged", "notes.md"), ("of an earlier build", "results/day1.csv"),
+    ],
+)  # fmt: skip
+def test_own_files_in_an_engine_folder_stop_another_build(spec: BuildSpec, manifest: str, name: str) -> None:
+    """The build removed them with the old engine, exit 0 and no word."""
+    built, _ = build(spec)
+    if manifest != "as built":
+        earlier = built.model_copy(update={"files": []}).text()
+        (spec.output / "engine.json").write_text("{}" if manifest == "damaged" else earlier)
+    own = spec.output / name
+    own.parent.mkdir(exist_ok=True)
+    own.write_text("mine")
+    with pytest.raises(ResourceError, match=f"did not make and would remove: {name}. Move them"):
+        build(replace(spec, max_seq_len=64), force=True)
+    assert own.read_text() == "mine"
+    own.unlink()
+    assert not build(replace(spec, max_seq_len=64))[1]
+
+
 def test_a_missing_chat_template_is_a_warning(copy_of_tiny: Path, tmp_path: Path) -> None:
     (copy_of_tiny / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
     (copy_of_tiny / "chat_template.jinja").unlink(missing_ok=True)

@@ -146,6 +146,16 @@ def test_a_folder_with_other_files_is_left_alone(engine: Path, tmp_path: Path) -
     with pytest.raises(ResourceError, match=r"would remove: thesis\.txt"):
         generate_repository(read_engines([str(engine)]), tmp_path / "r")
     assert (tmp_path / "r/thesis.txt").read_text() == "mine"
+    (marker := tmp_path / "r/.llmops-repository.json").write_text("{}")
+    with pytest.raises(ResourceError, match=r"would remove: thesis\.txt"):
+        generate_repository(read_engines([str(engine)]), tmp_path / "r")
+    (tmp_path / "r/thesis.txt").unlink()
+    generate_repository(read_engines([str(engine)]), tmp_path / "r")
+    assert marker.read_text() != "{}"
+    (warmup := next(path for path in (tmp_path / "r").iterdir() if path.is_dir()) / "warmup").mkdir()
+    (warmup / "prompt").write_text("mine")
+    with pytest.raises(ResourceError, match=r"would remove: .*/warmup/prompt"):
+        generate_repository(read_engines([str(engine)]), tmp_path / "r")
 
 
 NEWER = {"versions": {"openvino": "2099.1.0"}}
