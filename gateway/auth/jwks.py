@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 #: Minimum seconds between two fetches of the keys. Strangers can send invented key ids, and each
 #: unknown id asks for a fetch.
 MIN_REFRESH_INTERVAL = 2.0
+#: Maximum factor of that interval. Each 429 of the issuer doubles the factor, and each success
+#: lowers it by a tenth, so that strangers cannot use up an issuer that allows 5 fetches a minute.
+MAX_SLOWDOWN = 7.5
 #: Seconds that one fetch may take before the provider counts as unavailable.
 FETCH_TIMEOUT = 5.0
 #: Maximum number of tokens that wait for the next fetch because their key id is unknown. Strangers
@@ -49,7 +52,7 @@ class JwksCache:
 
     The keys are fetched from `url`, or from the address in the issuer's discovery document. A fetch
     starts every `refresh` seconds in the background, and at once for an unknown key id, but at most
-    once every `MIN_REFRESH_INTERVAL` seconds.
+    once every `MIN_REFRESH_INTERVAL` seconds, and less often if the issuer answers 429.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class JwksCache:
         self._issuer, self._url, self._refresh, self._clock = issuer, url, refresh, clock
         self._keys: Mapping[str | None, Sequence[Mapping[str, Any]]] | None = None
         self._read_at = self._tried_at = float("-inf")
+        self._slowdown = 1.0
         self._reading: asyncio.Task[None] | None = None
         self._client: httpx.AsyncClient | None = None
         self._away = False
@@ -84,9 +88,9 @@ class JwksCache:
             UnavailableError: No keys are known.
         """
         begun = self._begun
-        if self._keys is None:
+        if self._keys is None and (self._slowdown == 1 or self._wait_time() <= 0):
             await asyncio.shield(self._read())
-        elif kid in self._keys and self._is_due():
+        elif kid in (self._keys or ()) and self._is_due():
             self._read()
         if self._keys is None:
             raise UnavailableError(
@@ -99,8 +103,11 @@ class JwksCache:
         return next((key for key in self._keys.get(kid, ()) if key["kty"] == kind), None)
 
     def _is_due(self) -> bool:
-        now = self._clock()
-        return now - self._read_at >= self._refresh and now - self._tried_at >= MIN_REFRESH_INTERVAL
+        return self._clock() - self._read_at >= self._refresh and self._wait_time() <= 0
+
+    def _wait_time(self) -> float:
+        """Return the seconds until the next fetch may start; zero or less if it may start now."""
+        return MIN_REFRESH_INTERVAL * self._slowdown - (self._clock() - self._tried_at)
 
     async def _next_reading(self, kid: str | None, begun: int) -> None:
         """Wait until the key `kid` is known or a fetch that started after number `begun` has ended.
@@ -116,7 +123,7 @@ class JwksCache:
         try:
             if self._reading is not None:
                 await asyncio.shield(self._reading)
-            left = MIN_REFRESH_INTERVAL - (self._clock() - self._tried_at)
+            left = self._wait_time()
             if self._reading is None and left > 0 and not self._knows(kid, begun):
                 await asyncio.sleep(left)
             if not self._knows(kid, begun):
@@ -161,11 +168,13 @@ class JwksCache:
                 why = escape_unsafe(str(error)) or type(error).__name__
                 log.error("The keys of %s cannot be read (%s); %s.", self._issuer, why, kept)
             self._away = True
+            if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == 429:
+                self._slowdown = min(2 * self._slowdown, MAX_SLOWDOWN)
             return
         if self._away:
             log.warning("The keys of %s can be read again.", self._issuer)
         self._away, self._read_at, self._keys = False, self._clock(), keys
-        self._keys_from = self._begun
+        self._keys_from, self._slowdown = self._begun, max(1.0, 0.9 * self._slowdown)
 
     async def _fetch(self) -> Mapping[str | None, Sequence[Mapping[str, Any]]]:
         """Return the issuer's public signing keys by their ids.
@@ -177,14 +186,16 @@ class JwksCache:
         """
         found = await self._json(self._url or await self._discovered())
         keys = found.get("keys")
-        # An issuer that starts or fails may publish an empty set for a moment.
-        if not isinstance(keys, list) or not keys:
+        if not isinstance(keys, list):
             raise ValueError("the response has no list of keys named `keys`")
         fit = [
             {name: value for name, value in key.items() if name in _PUBLIC_FIELDS}
             for key in keys
             if isinstance(key, dict) and _is_signing_key(key)
         ]
+        # An issuer that starts or fails may publish an empty set for a moment.
+        if not fit:
+            raise ValueError("the response has no public key for signatures")
         by_id: dict[str | None, list[dict[str, Any]]] = {None: fit} if len(fit) == 1 else {}
         for key in fit:
             if isinstance(key.get("kid"), str):

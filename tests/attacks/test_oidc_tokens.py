@@ -313,6 +313,29 @@ async def test_made_up_keys_do_not_hold_up_the_tokens_of_a_new_key(issuer):
             issuer.published = ["rsa", "ec"]
 
 
+@pytest.mark.parametrize("known", [True, False])
+async def test_made_up_keys_do_not_use_up_an_issuer_that_limits_readings(issuer, monkeypatch, known):
+    """Before the fix, an issuer that also counts what it refuses was asked every 2 s, and answered 429 for good."""
+    monkeypatch.setattr(jwks_module, "MIN_REFRESH_INTERVAL", 0.05)
+    asked: list[float] = []
+
+    def limited(_) -> Page:
+        asked.append(now := time.monotonic())
+        few = sum(at > now - 1 for at in asked) <= 5 and (known or len(asked) > 3)
+        return Page(json.dumps(issuer.answer("/keys")), 200 if few else 429)
+
+    with PageServer(limited) as server:
+        async with tokens_at(issuer, jwks=f"{server.url}/keys") as tokens:
+            assert await outcome(tokens, issuer.token()) == ("caller" if known else "undecided")
+            end = time.monotonic() + 2
+            while time.monotonic() < end:
+                token = issuer.token("stranger", headers={"kid": str(time.monotonic())})
+                await asyncio.gather(outcome(tokens, token), asyncio.sleep(0.01))
+            assert len(asked) < 20
+            while await outcome(tokens, issuer.token("stranger", headers={"kid": "x"})) == "undecided":
+                assert time.monotonic() < end + 3
+
+
 async def test_a_reading_that_began_before_the_token_came_refuses_nothing(issuer, monkeypatch):
     """Before the fix, a good token of a new key got 401 for 30 s if a made-up key had begun a slow reading."""
     issuer.published = ["rsa"]
@@ -355,13 +378,18 @@ async def test_a_crowd_of_made_up_keys_is_bounded_and_its_refusal_is_not_remembe
 
 
 async def test_an_empty_key_set_takes_no_known_key_away(issuer, monkeypatch):
-    """Before the fix, made-up keys had the empty set read at once, and all good tokens got 401."""
+    """Before the fix, made-up keys had the empty set read at once, and all good tokens got 401.
+
+    A set without a key for signatures was no better.
+    """
     async with tokens_at(issuer) as tokens:
         assert await outcome(tokens, issuer.token()) == "caller"
         monkeypatch.setattr(jwks_module, "MIN_REFRESH_INTERVAL", 0.1)
-        monkeypatch.setattr(issuer, "published", [])
-        await outcome(tokens, issuer.token("stranger", headers={"kid": "made-up"}))
-        assert await outcome(tokens, issuer.token()) == "caller"
+        for number, empty in enumerate(([], [issuer.public("rsa", use="enc")])):
+            monkeypatch.setattr(issuer, "answer", lambda _, empty=empty: {"keys": empty})
+            tokens._jwks._url = f"{issuer.url}/keys"
+            await outcome(tokens, issuer.token("stranger", headers={"kid": f"made-up-{number}"}))
+            assert await outcome(tokens, issuer.token()) == "caller"
 
 
 # -- key sets ----------------------------------------------------------------------------------------------------------
