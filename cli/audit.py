@@ -22,23 +22,28 @@ if TYPE_CHECKING:
 @click.option("--tenant", help="Only entries of this tenant.")
 @click.option("--action", help="Only actions with this prefix: key., tenant.delete, access., safety.")
 @click.option("--last", type=DURATION, help="Only entries of the last 12h or 7d.")
+@click.option("--all", "everything", is_flag=True, help="Also refusals, and findings of safety filters.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=100, help="Maximum number of entries.")
 @admin_options
 def command(
-    tenant: str | None, action: str | None, last: timedelta | None, limit: int, admin: AdminClient, as_json: bool
-) -> None:
+    tenant: str | None, action: str | None, last: timedelta | None, everything: bool, limit: int, admin: AdminClient,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Show who changed what, and who was refused, newest first.
 
-    Refusals and findings of safety filters are counted per minute, so that a flood of them takes
-    only a few lines. Findings do not contain the text.
+    Refusals and findings of safety filters are counted per minute, and shown with --all, or with an
+    --action that names them: a flood of them must not hide the changes. Findings do not contain the
+    text.
     """
     from llmops.control.admin.schemas import AuditEntryRead, AuditQuery
 
     since: datetime | None = datetime.now(UTC) - last if last else None
-    query = AuditQuery(**typed_values({"tenant": tenant, "action": action, "since": since}), limit=limit)
+    given = typed_values({"tenant": tenant, "action": action, "since": since})
+    query = AuditQuery(**given, changes_only=action is None and not everything, limit=limit)
     entries = admin.request("GET", ("audit",), tuple[AuditEntryRead, ...], query=query)
     columns = ("when", "who", "did", "to", "tenant", "detail")
-    print_results(entries, as_json, "Nothing is on record.", columns, _row)
+    hint = "No change is on record; --all shows refusals and findings, too."
+    print_results(entries, as_json, hint if query.changes_only else "Nothing is on record.", columns, _row)
 
 
 def _row(entry: AuditEntryRead) -> list[str]:

@@ -77,6 +77,7 @@ async def list_audit_entries(
     limit: int = 100,
     action: str = "",
     subject: str | None = None,
+    changes_only: bool = False,
     after: AuditLogEntry | None = None,
 ) -> Sequence[AuditLogEntry]:
     """Return entries, the newest first.
@@ -88,6 +89,7 @@ async def list_audit_entries(
         limit: Maximum number of entries.
         action: Only entries whose action begins with this text.
         subject: Only entries about this subject.
+        changes_only: True to leave out rejected requests and findings of safety filters.
         after: The last entry of the previous page, or None for the first page.
     """
     statement = select(audit).order_by(audit.c.created_at.desc(), audit.c.id).limit(limit)
@@ -100,6 +102,8 @@ async def list_audit_entries(
         statement = statement.where(audit.c.created_at >= since)
     if subject is not None:
         statement = statement.where(audit.c.subject == subject)
+    if changes_only:
+        statement = statement.where(audit.c.action.not_like("access.%"), audit.c.action.not_like("safety.%"))
     if action:
         statement = statement.where(audit.c.action.startswith(action, autoescape=True))
     return [AuditLogEntry(**row) for row in (await connection.execute(statement)).mappings()]

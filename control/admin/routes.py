@@ -410,6 +410,7 @@ async def read_audit(session: Session, query: Annotated[AuditQuery, Query()]) ->
                 since=query.since,
                 limit=limit,
                 action=query.action or "",
+                changes_only=query.changes_only,
                 after=after,
             )
 

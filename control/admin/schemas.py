@@ -396,12 +396,14 @@ class DeadLetterRead(AdminSchema):
 class AuditQuery(AdminRequest):
     """The query of the audit log: the newest `limit` entries.
 
-    `action` is a prefix such as `key.` or `access.`.
+    `action` is a prefix such as `key.` or `access.`. `changes_only` leaves out refusals and
+    findings of safety filters.
     """
 
     tenant: str | None = None
     action: str | None = None
     since: Timestamp | None = None
+    changes_only: bool = False
     limit: int = Field(default=100, ge=1, le=10_000)
 
 

@@ -33,6 +33,7 @@ from llmops.gateway.interfaces import Caller
 from llmops.gateway.settings import GatewaySettings
 from llmops.store.accounts.key_secrets import hash_secret, is_secret
 from llmops.store.accounts.keys import find_key
+from llmops.store.audit import AuditContext, record_action
 from llmops.store.factory import open_store
 from llmops.store.usage_writes import UsageRecord
 from tests.support.usage_rows import insert_usage
@@ -203,6 +204,24 @@ def test_a_tenant_from_beginning_to_end(acme):
     recorded = acme("audit").out
     assert "rpm none, tpm none, concurrent none, budget $500.00/month" in recorded
     assert "budget $0.0005, budget_period day" in recorded
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ["sqlite"])
+def test_refusals_hide_no_change_in_the_audit(acme, url):
+    """Before the fix, a minute of refusals of 200 addresses filled the 100 lines that the command shows."""
+
+    async def refuse() -> None:
+        async with await open_store(url, pool_size=1) as store, store.write() as connection:
+            for number in range(150):
+                by = AuditContext(f"address:127.0.1.{number}", datetime.now(UTC) + timedelta(minutes=1))
+                await record_action(connection, by, ("access.refused", "safety.found")[number % 2], "/v1/models")
+
+    asyncio.run(refuse())
+    assert [entry["action"] for entry in acme("audit", "--json").json] == ["tenant.create"]
+    assert len(acme("audit", "--all", "--json").json) == 100
+    assert {entry["action"] for entry in acme("audit", "--action", "safety", "--json").json} == {"safety.found"}
+    assert acme("audit", "--tenant", "other").err.startswith("No change is on record; --all shows")
 
 
 @BOTH
