@@ -146,13 +146,15 @@ class Authentication(Check):
         # a health check must not depend on the store
         probe = credential is None and context.route.startswith(HEALTH_PREFIX) and not scope["query_string"]
         if probe or context.route in api_docs.DOCS_ROUTES or context.route in PAGE_ROUTES:
-            context.caller = ANONYMOUS_CALLER
+            context.caller, context.unauthenticated = ANONYMOUS_CALLER, True
             return
         caller = self._directory.known(credential) if credential is not None else None
         if caller is None:
             if not await self._directory.has_credentials():
                 return
+            context.unauthenticated = True
             caller = await self._find(credential)
+            context.unauthenticated = False
         context.caller = caller
         scopes = required_scopes(context.route)
         if scopes and caller.scopes.isdisjoint(scopes):

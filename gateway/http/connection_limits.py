@@ -72,8 +72,8 @@ class Connection(Protocol):
     def progress(self) -> int | None:
         """Return the progress of the connection's next request.
 
-        The number is 0 before the first request, 1 between requests, 2 within a request, and None
-        during a response.
+        The number is 0 before the first request, 1 between requests, 2 within a request or while
+        its caller is unknown, and None during a response.
         """
 
     def evict(self) -> None:

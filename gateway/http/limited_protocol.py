@@ -28,7 +28,7 @@ from llmops.gateway.errors import (
     UnavailableError,
 )
 from llmops.gateway.http.connection_limits import ConnectionLimits
-from llmops.gateway.http.request_context import client_network
+from llmops.gateway.http.request_context import CONTEXT_KEY, client_network
 
 #: Seconds until a rejected connection is closed, so that the client can read the error.
 REJECTION_LINGER = 1.0
@@ -118,14 +118,20 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def progress(self) -> int | None:
         """Return the progress of the connection's next request.
 
-        The number is 0 before the first request, 1 between requests, 2 within a request, and None
-        during a response.
+        The number is 0 before the first request, 1 between requests, 2 within a request or while
+        its caller is unknown, and None during a response.
         """
         if self.cycle is None:
             return 0
         if self.cycle.response_complete:
             return 1
-        return 2 if self._head < 0 else None
+        context = self.cycle.scope.get(CONTEXT_KEY)
+        return 2 if self._head < 0 or (context is not None and context.unauthenticated) else None
+
+    @property
+    def _is_answering(self) -> bool:
+        """Return True from the end of a request to the end of its response."""
+        return self._head >= 0 and self.cycle is not None and not self.cycle.response_complete
 
     # -- connections
 
@@ -202,7 +208,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return
         start, size = 0, len(data)
         while start < size:
-            if self.progress is None:
+            if self._is_answering:
                 self._keep_pipelined(data[start:] if start else data)
                 return
             end = self._end_of_piece(data, start)

@@ -48,6 +48,8 @@ class RequestContext:
         request_id: The client's `x-request-id` if it is short and printable, else a generated id.
         route: The path template of the matched route, empty if no route matched.
         caller: The authenticated caller, or an anonymous caller.
+        unauthenticated: True while a key is looked up, and for routes that need no key: the
+            connection may be closed to make room for another.
         headers: The request's headers. For repeated names, the first value.
         started: The time of `perf_counter()` when the request arrived.
         engine_seconds: The seconds spent waiting for the engine.
@@ -96,6 +98,7 @@ class RequestContext:
     request_id: str
     route: str = ""
     caller: Caller = UNKNOWN_CALLER
+    unauthenticated: bool = False
     headers: Mapping[bytes, bytes] = field(default_factory=dict)
     started: float = field(default_factory=perf_counter)
     engine_seconds: float = 0.0

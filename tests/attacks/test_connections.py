@@ -14,6 +14,7 @@ import pytest
 from llmops.gateway.http.connection_limits import ConnectionLimits, connection_limits
 from llmops.gateway.settings import GatewaySettings
 from tests.attacks.harness import LIVE, MIB, Neighbour, connect, exchange, posted, record, scaled, status
+from tests.gateway.test_oidc import Issuer
 
 #: Bytes that a connection may cost which has sent no whole request.
 PER_CONNECTION = 24 * 1024
@@ -64,6 +65,21 @@ def test_strangers_who_connect_again_and_again_end_nobodys_connection(start, sen
                     while not answer.endswith(b'"live"}'):
                         answer += (part := other.recv(4096))
                         assert part, "the gateway closed the connection"
+
+
+def test_strangers_whose_tokens_wait_for_a_key_set_keep_nobody_out(start):
+    """Before the fix, 150 connections of 40 addresses had 45 of 282 requests of others refused."""
+    issuer, limit = Issuer(), 150
+    gateway = start(limits={"connections": limit}, oidc={"issuer": issuer.url, "audience": "llmops"})
+    asked = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\n\r\n"
+    good = asked % issuer.token().encode()
+    assert status(gateway, good) == 200
+    with contextlib.ExitStack() as stack, Neighbour(gateway, good) as other:
+        stack.callback(issuer.server.server_close)
+        for _ in range(3):
+            hold(stack, gateway, limit, 40, asked % issuer.token(headers={"kid": str(time.time())}).encode())
+            time.sleep(0.5)
+    assert (other.failures, other.seconds != []) == (0, True)
 
 
 @dataclass(eq=False)

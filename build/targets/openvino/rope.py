@@ -52,7 +52,7 @@ def inverse_frequencies(config: dict[str, Any], head_dim: int) -> NDArray[np.flo
     kind = parameters["rope_type"]
     if kind not in ROPE_KINDS:
         raise CheckpointError(
-            f"RoPE scaling {kind!r} is not supported by --target openvino, which has {', '.join(ROPE_KINDS)}; use "
+            f"RoPE scaling {kind!r:.60} is not supported by --target openvino, which has {', '.join(ROPE_KINDS)}; use "
             "--target pytorch."
         )
     exponents = np.arange(0, head_dim, 2, dtype=np.int64).astype(np.float32) / np.float32(head_dim)
