@@ -235,7 +235,7 @@ def llm_args(request: BuildRequest, adapters: list[AdapterCheckpoint]) -> dict[s
     spec = request.spec
     given = {name[len(LLM) :]: _value(text) for name, text in spec.options.items() if name.startswith(LLM)}
     overrides = dict(flat_options(given))
-    for name in ("model", "tokenizer", "backend"):
+    for name in ("model", "tokenizer"):
         if name in overrides:
             raise InputError(
                 f"--set llm.{name} is not possible, because the engine folder sets this field; leave it out."

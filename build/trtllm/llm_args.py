@@ -17,8 +17,11 @@ from llmops.errors import InputError
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,), "float": (int, float), "bool": (bool,), "str": (str,), "list": (list, tuple),
-    "dict": (Mapping,), "config": (Mapping,), "switch": (bool, str),
+    "dict": (Mapping,), "config": (Mapping,), "switch": (bool, str), "dict or path": (Mapping, str),
 }  # fmt: skip
+#: Fields of processes that make text of tokens. Gateways do this for llmops, and the processes would
+#: send an answer whole for each of its tokens (executor/postproc_worker.py, _handle_input).
+_TEXT_PROCESSES = ("num_postprocess_workers", "postprocess_tokenizer_dir")
 #: Speculations that may run inside the model -> the field of 1.2 that switches this off. Eagle is
 #: the name of Eagle3 in 1.2.
 _ONE_MODEL = {"MTP": "mtp_eagle_one_model", "Eagle3": "eagle3_one_model", "Eagle": "eagle3_one_model"}
@@ -109,12 +112,12 @@ def _set(arguments: dict[str, Any], path: str, value: Any) -> None:
 
 
 def release_neutral(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments under the names that an engine keeps.
+    """Return arguments under the names that an engine keeps, without processes that make text.
 
     Releases have different names for speculation types and the draft model. An unknown type stays,
     and `arguments_for_release` rejects it.
     """
-    translated = dict(arguments)
+    translated = {name: value for name, value in arguments.items() if name not in _TEXT_PROCESSES}
     speculative = translated.get("speculative_config")
     if isinstance(speculative, Mapping):
         translated["speculative_config"] = _neutral_speculation(dict(speculative))

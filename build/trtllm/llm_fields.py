@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-Kind = Literal["int", "float", "bool", "str", "list", "dict", "config", "switch"]
+Kind = Literal["int", "float", "bool", "str", "list", "dict", "config", "switch", "dict or path"]
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,8 @@ TOP: Table = {
     "cache_transceiver_config": _sub("cache_transceiver"), "sparse_attention_config": Field("dict"),
     "speculative_config": _sub("speculative"), "max_batch_size": _int(2048, 1), "max_input_len": _int(1024, 1),
     "max_seq_len": _int(None, 1), "max_beam_width": _int(1, 1), "max_num_tokens": _int(8192, 1),
-    "gather_generation_logits": _bool(), "num_postprocess_workers": _int(0), "postprocess_tokenizer_dir": _str(),
-    "reasoning_parser": _str(), "return_perf_metrics": _bool(), "perf_metrics_max_requests": _int(0),
-    "orchestrator_type": _str(), "otlp_traces_endpoint": _str(),
+    "gather_generation_logits": _bool(), "reasoning_parser": _str(), "return_perf_metrics": _bool(),
+    "perf_metrics_max_requests": _int(0), "orchestrator_type": _str(), "otlp_traces_endpoint": _str(),
     "env_overrides": Field("dict"), "backend": _str("pytorch", default="pytorch"),
     "cuda_graph_config": _sub("cuda_graph"), "torch_compile_config": _sub("torch_compile"),
     "disable_overlap_scheduler": _bool(), "moe_config": _sub("moe"), "nvfp4_gemm_config": Field("dict"),
@@ -237,7 +236,7 @@ TABLES: dict[str, Table] = {
         "backend": _str("AUTO >=1.3", "CUTLASS", "CUTEDSL", "WIDEEP <1.3", "TRTLLM", "DEEPGEMM", "VANILLA", "TRITON",
                         "DENSEGEMM >=1.3", "MARLIN >=1.3", "MEGAMOE_DEEPGEMM >=1.3", "MEGAMOE_CUTEDSL >=1.3",
                         "CUTEDSL_FC12 >=1.3"),
-        "max_num_tokens": _int(None, 1), "load_balancer": Field("dict"), "disable_finalize_fusion": _bool(),
+        "max_num_tokens": _int(None, 1), "load_balancer": Field("dict or path"), "disable_finalize_fusion": _bool(),
         "use_low_precision_moe_combine": _bool(),
     },
     "cache_transceiver": {

@@ -92,8 +92,12 @@ def test_use_writes_the_file_once(tmp_path):
 # -- `build --extra-llm-api-options FILE` and `--set llm.KEY=VALUE`: upstream's option files, checked before any work
 
 
-# as NVIDIA/TensorRT-LLM examples/configs/curated/deepseek-r1-throughput.yaml, without what trtllm-serve itself takes
+# as NVIDIA/TensorRT-LLM examples/configs/curated/deepseek-r1-throughput.yaml, with lines of gpt-oss-120b-throughput
+# (num_postprocess_workers), of qwen3.8-high-throughput-mtp3 (load_balancer) and of all of examples/configs/database
+# (backend), without what trtllm-serve itself takes
 UPSTREAM = """
+backend: pytorch
+num_postprocess_workers: 4
 max_batch_size: 64
 max_num_tokens: 3200
 tensor_parallel_size: 2
@@ -108,6 +112,8 @@ kv_cache_config:
 speculative_config:
   decoding_type: NGram
   max_draft_len: 4
+moe_config:
+  load_balancer: /eplb/qwen3.yaml
 stream_interval: 10
 """
 EIGHT = "--tp 8 --ep 8"
@@ -142,6 +148,10 @@ def test_a_file_of_upstream_sets_flags_and_fields(checkpoint, tmp_path):
     assert cache["enable_block_reuse"] is True  # what the file does not name stays
     assert arguments["speculative_config"] == {"decoding_type": "NGram", "max_draft_len": 4}
     assert arguments["stream_interval"] == 10
+    # llmapi/llm_args.py of both releases, `MoeConfig.load_balancer: Optional[Union[object, str]]`
+    assert (arguments["backend"], arguments["moe_config"]) == ("pytorch", {"load_balancer": "/eplb/qwen3.yaml"})
+    # executor/postproc_worker.py, `_handle_input`: these processes return an answer whole for each of its tokens
+    assert "num_postprocess_workers" not in arguments
 
 
 @pytest.mark.parametrize(("name", "gpu", "tokens"), [("R1-0528", "h200", 64), ("R1-0528", "b200", 32),
