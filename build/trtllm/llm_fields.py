@@ -87,7 +87,7 @@ TOP: Table = {
     "moe_expert_parallel_size": _int(None, -1), "moe_cluster_parallel_size": _int(None, -1),
     "enable_attention_dp": _bool(), "attention_dp_config": _sub("attention_dp"), "enable_lm_head_tp_in_adp": _bool(),
     "pp_partition": Field("list"), "cp_config": Field("dict"),
-    "load_format": _str("AUTO", "DUMMY", "VISION_ONLY", default="AUTO", any_case=True),
+    "load_format": _str("AUTO", "DUMMY", "VISION_ONLY", "GMS >=1.3", default="AUTO", any_case=True),
     "enable_lora": _bool(), "lora_config": _sub("lora"), "peft_cache_config": _sub("peft_cache"),
     "kv_cache_config": _sub("kv_cache"), "enable_chunked_prefill": _bool(),
     "guided_decoding_backend": _str("xgrammar", "llguidance"), "scheduler_config": _sub("scheduler"),
@@ -102,7 +102,8 @@ TOP: Table = {
     "attn_backend": _str(default="TRTLLM"),
     "sampler_type": _until(_str("TRTLLMSampler", "TorchSampler", "auto"), "1.3 has one sampler for all requests"),
     "enable_iter_perf_stats": _bool(),
-    "enable_iter_req_stats": _bool(), "iter_stats_max_iterations": _int(), "request_stats_max_iterations": _int(),
+    "enable_iter_req_stats": _bool(), "iter_stats_max_iterations": _int(None, -1),
+    "request_stats_max_iterations": _int(None, -1),
     "max_stats_len": _int(1000, -1), "print_iter_log": _bool(),
     "batch_wait_timeout_ms": Field("float", 0, minimum=0), "batch_wait_timeout_iters": _int(0),
     "batch_wait_max_tokens_ratio": Field("float", 0, minimum=0, maximum=1), "enable_autotuner": _bool(True),
@@ -120,8 +121,12 @@ TOP: Table = {
     "sampler_force_async_worker": _bool(), "enable_layerwise_nvtx_marker": _bool(),
     **_later("bool", "enable_early_first_token_response", "enable_in_graph_sampling",
              "enable_low_latency_host_dispatch", "enable_energy_metrics", "enable_resource_governor",
-             "enable_tokenization_cache", "disable_mm_encoder", "enable_mla_skip_correction", "use_fine_grained_sync"),
-    **_later("dict", "prometheus_metrics_config", "kv_cache_compression_config", "multimodal_config"),
+             "enable_tokenization_cache", "disable_mm_encoder", "enable_mla_skip_correction", "use_fine_grained_sync",
+             "use_cute_dsl_blockscaling_mm", "use_cute_dsl_blockscaling_bmm", "use_cute_dsl_bf16_bmm",
+             "use_cute_dsl_bf16_gemm"),
+    **_later("dict", "prometheus_metrics_config", "kv_cache_compression_config", "multimodal_config", "dwdp_config",
+             "gms_config", "mx_config", "sleep_config", "reorder_policy_config"),
+    **_later("int", "encoder_max_batch_size", "encoder_max_num_tokens"), **_later("str", "perf_metrics_output_dir"),
 }  # fmt: skip
 
 KV_CACHE: Table = {
@@ -139,7 +144,11 @@ KV_CACHE: Table = {
     "tokens_per_block": _int(32, 1), "use_kv_cache_manager_v2": Field("switch", "auto", since=_LATER),
     "max_util_for_resume": Field("float", 0.95, minimum=0, maximum=1, since=_LATER),
     **_later("int", "disk_cache_size", "disk_prefetch_num_reqs", "avg_seq_len", "iteration_stats_interval",
-             "fp8_context_mla_kv_len_cap", "mamba_ssm_philox_rounds"),
+             "fp8_context_mla_kv_len_cap", "mamba_ssm_philox_rounds", "mamba_state_cache_interval",
+             "kv_pool_rebalance_min_sampled_kv_caches", "kv_pool_rebalance_target_ratio_update_interval",
+             "kv_pool_rebalance_check_interval"),
+    **_later("float", "kv_pool_rebalance_cooldown_secs", "kv_pool_rebalance_ratio_threshold",
+             "kv_pool_rebalance_moving_average_decay"),
     **_later("str", "disk_cache_path", "kv_cache_event_hash_algo"),
     **_later("bool", "enable_swa_scratch_reuse", "enable_kv_pool_rebalance", "mamba_ssm_stochastic_rounding"),
     **_later("dict", "block_reuse_config", "kv_events_config", "mamba_state_config"), **_later("list", "pool_ratio"),
@@ -177,7 +186,8 @@ SPECULATIVE: Table = {
     "mask_token_id": _int(since=_LATER), "block_size": _int(None, 1, since=_LATER),
     "target_layer_ids": Field("list", since=_LATER), "markov_rank": _int(since=_LATER),
     "markov_head_type": _str("vanilla", "gated", "rnn", since=_LATER),
-    "attention_backend": _str("VANILLA", "TRTLLM", default="VANILLA", since=_LATER),
+    "attention_backend": _str("VANILLA", "TRTLLM", "FA4", default="VANILLA", since=_LATER),
+    "moe_backend": _str(since=_LATER),
 }  # fmt: skip
 
 #: Fields of SPECULATIVE that only some types have, by type. Each class upstream has
@@ -227,7 +237,10 @@ TABLES: dict[str, Table] = {
         "waiting_queue_policy": _str("fcfs", "priority", since=_LATER),
         **_later("bool", "enable_prefix_aware_scheduling", "use_python_scheduler"),
     },
-    "cuda_graph": {"batch_sizes": Field("list"), "max_batch_size": _int(0), "enable_padding": _bool()},
+    "cuda_graph": {
+        "batch_sizes": Field("list"), "max_batch_size": _int(0), "enable_padding": _bool(),
+        "mode": _str("decode", since=_LATER),
+    },
     "torch_compile": {
         "enable_fullgraph": _bool(True), "enable_inductor": _bool(), "enable_piecewise_cuda_graph": _bool(),
         "capture_num_tokens": Field("list"), "enable_userbuffers": _bool(True), "max_num_streams": _int(1, 1),
@@ -243,6 +256,8 @@ TABLES: dict[str, Table] = {
         "backend": _str("DEFAULT", "UCX", "NIXL", "MPI", "MOONCAKE"), "max_tokens_in_buffer": _int(None, 1),
         "kv_transfer_timeout_ms": _int(None, 1), "kv_transfer_sender_future_timeout_ms": _int(1000, 1),
         "transceiver_runtime": _str("CPP", "PYTHON", "auto", since=_LATER),
+        **_later("int", "kv_transfer_poll_interval_ms", "kv_cache_bounce_size_mb"),
+        **_later("bool", "enable_pipelined_transfer"),
     },
     "lora": {
         "lora_dir": Field("list"), "lora_ckpt_source": _str("hf", "nemo", default="hf"), "max_lora_rank": _int(64, 1),

@@ -202,7 +202,30 @@ LATER = {
     # llmapi/llm_args.py at 0004396, KvCacheConnectorConfig; LMCache's guide to "lmcache-mp" in TensorRT-LLM gives both
     "kv_connector_config": {"connector": "lmcache-mp", "server_url": "tcp://localhost:5555"},
     "mla_skip_correction_threshold": 8.0,
+    "use_cute_dsl_blockscaling_mm": True,
+    "gms_config": {"mode": "ro"},
+    "encoder_max_num_tokens": 8192,
 }
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"kv_cache_config": {"enable_kv_pool_rebalance": True, "kv_pool_rebalance_ratio_threshold": 1.5}},
+        {"cuda_graph_config": {"mode": "decode", "max_batch_size": 8}},
+        {"cache_transceiver_config": {"backend": "NIXL", "kv_cache_bounce_size_mb": 64}},
+        {"iter_stats_max_iterations": -1},
+        {"load_format": "gms"},
+        # llm-api/reference of 1.3.0rc29: AutoDecodingConfig; of 1.3.0rc27: DFlashDecodingConfig
+        {"speculative_config": {"decoding_type": "AUTO", "max_draft_len": 4, "moe_backend": "CUTEDSL_FC12"}},
+        {"speculative_config": {"decoding_type": "DFlash", "attention_backend": "FA4", **DRAFT}},
+    ],
+)
+def test_fields_that_only_1_3_has_are_accepted_in_their_groups(arguments):
+    """llmapi/llm_args.py at 0004396, `KvCacheConfig`, `DecodeCudaGraphConfig`, `CacheTransceiverConfig`, `LoadFormat`,
+    and `iter_stats_max_iterations: … ge=-1`.
+    """
+    check_llm_args(arguments, "1.3.0rc29")
 
 
 def test_the_cache_and_experts_of_nvidia_s_guide_to_nemotron_3_are_accepted():
