@@ -197,15 +197,6 @@ def is_one_model(speculative: Mapping[str, Any]) -> bool:
     return switch is not None and speculative.get(switch) is not False
 
 
-def has_dynamic_tree(speculative: Mapping[str, Any]) -> bool:
-    """Return True if 1.3 drafts a dynamic tree with these settings.
-
-    The width of the tree alone selects it, even with use_dynamic_tree false
-    (`Eagle3DecodingConfig`, "Dynamic tree logic").
-    """
-    return bool(speculative.get("use_dynamic_tree") or speculative.get("dynamic_tree_max_topK"))
-
-
 def check_llm_args(arguments: Mapping[str, Any], version: str) -> None:
     """Raise InputError for the first key or value that TensorRT-LLM `version` would reject."""
     arguments_for_release(arguments, release_of(version))
@@ -417,7 +408,9 @@ def _check_rejection_sampling(arguments: Mapping[str, Any], speculative: Mapping
     conflicts = {
         f"speculation by {kind}": kind not in ("Eagle3", "MTP", "PARD", "DFlash", "DSpark", "Draft_Target"),
         "sa_config": speculative.get("sa_config") is not None,
-        "dynamic_tree_max_topK above 32": speculative.get("dynamic_tree_max_topK", 0) > 32,
+        "dynamic_tree_max_topK above 32": (
+            speculative.get("use_dynamic_tree") and speculative.get("dynamic_tree_max_topK", 0) > 32
+        ),
         "use_relaxed_acceptance_for_thinking": newer and speculative.get("use_relaxed_acceptance_for_thinking"),
         "context_parallel_size": newer and arguments.get("context_parallel_size", 1) > 1,
     }

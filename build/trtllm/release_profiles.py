@@ -16,7 +16,7 @@ from typing import Any
 
 from llmops.build.quant_formats import removal_reason
 from llmops.build.trtllm.image_selection import release_of
-from llmops.build.trtllm.llm_args import arguments_for_release, has_dynamic_tree, is_one_model
+from llmops.build.trtllm.llm_args import arguments_for_release, is_one_model
 from llmops.errors import InputError
 
 _STATS = "enable_iter_perf_stats"
@@ -100,7 +100,7 @@ def _profile(arguments: dict[str, Any], minor: tuple[int, int], quant: str) -> R
         wishes = {"generation_config": "trtllm", **stats}
         speculative = resolved.get("speculative_config") or {}
         # _torch/speculative/mtp_dynamic_tree.py, "greedy only"
-        greedy_only = speculative.get("decoding_type") == "MTP" and has_dynamic_tree(speculative)
+        greedy_only = speculative.get("decoding_type") == "MTP" and bool(speculative.get("use_dynamic_tree"))
         sampling = _sampling_1_3(speculative)
         return ReleaseProfile(minor, resolved, wishes, sampling, log_probs=0, greedy_only=greedy_only)
     one_model = is_one_model(resolved.get("speculative_config") or {})
@@ -147,5 +147,5 @@ def _sampling_1_3(speculative: Mapping[str, Any]) -> SamplerSupport:
     """
     if not speculative:
         return SamplerSupport()
-    penalties = bool(speculative.get("enable_penalty")) and not has_dynamic_tree(speculative)
+    penalties = bool(speculative.get("enable_penalty")) and not speculative.get("use_dynamic_tree")
     return SamplerSupport(min_p=False, penalties=penalties, logit_bias=False, top_logprobs=False, prompt_logprobs=False)

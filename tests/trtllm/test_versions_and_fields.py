@@ -430,7 +430,6 @@ def test_contradicting_fields_of_piecewise_graphs_are_refused(first, second):
         (NGRAM4, "speculation by NGram"),
         ({**EAGLE3, **DRAFT, "sa_config": {}}, "sa_config"),
         ({**MTP, "use_dynamic_tree": True, "dynamic_tree_max_topK": 33}, "dynamic_tree_max_topK above 32"),
-        ({**MTP, "dynamic_tree_max_topK": 33}, "dynamic_tree_max_topK above 32"),
         ({**MTP, "use_mtp_vanilla": True, "use_relaxed_acceptance_for_thinking": True}, "use_relaxed_acceptance"),
     ],
 )
@@ -440,6 +439,8 @@ def test_rejection_sampling_is_refused_beside_what_1_3_does_not_start_with_it(sp
     """
     relaxed = {**MTP, "use_relaxed_acceptance_for_thinking": True, "use_rejection_sampling": True}
     check_llm_args({"speculative_config": relaxed}, "1.3.0rc29")
+    wide = {**MTP, "dynamic_tree_max_topK": 33, "use_rejection_sampling": True}
+    check_llm_args({"speculative_config": wide}, "1.3.0rc29")
     check_llm_args({"speculative_config": speculative}, "1.3.0rc29")
     with pytest.raises(InputError, match=f"no use_rejection_sampling with {says}"):
         check_llm_args({"speculative_config": {**speculative, "use_rejection_sampling": True}}, "1.3.0rc29")
@@ -504,12 +505,12 @@ def test_dynamic_trees_sample_as_1_3_documents():
         profile = profile_of_release({"speculative_config": {"decoding_type": kind, **tree}}, "1.3.0rc29")
         found[kind] = (profile.greedy_only, profile.sampling.penalties)
     assert found == {"MTP": (True, False), "Eagle3": (False, False)}
-    # llmapi/llm_args.py at 0004396: "if self.use_dynamic_tree or self.dynamic_tree_max_topK is not None"
-    wide = {**MTP, "dynamic_tree_max_topK": 4, "enable_penalty": True}
-    profile = profile_of_release({"speculative_config": wide}, "1.3.0rc29")
-    assert (profile.greedy_only, profile.sampling.penalties) == (True, False)
-    plain = profile_of_release({"speculative_config": {**MTP, "enable_penalty": True}}, "1.3.0rc29")
-    assert (plain.greedy_only, plain.sampling.penalties) == (False, True)
+    # llmapi/llm_args.py at 0004396, Eagle 3 and MTP: "dynamic_tree_max_topK alone does not turn it on", which it did
+    # in earlier release candidates
+    for width in ({}, {"dynamic_tree_max_topK": 4}):
+        linear = {**MTP, **width, "enable_penalty": True}
+        profile = profile_of_release({"speculative_config": linear}, "1.3.0rc29")
+        assert (profile.greedy_only, profile.sampling.penalties) == (False, True)
 
 
 def test_int8_weight_only_ends_with_1_2():
