@@ -25,6 +25,8 @@ _TEXT_PROCESSES = ("num_postprocess_workers", "postprocess_tokenizer_dir")
 #: Speculations that may run inside the model -> the field of 1.2 that switches this off. Eagle is
 #: the name of Eagle3 in 1.2.
 _ONE_MODEL = {"MTP": "mtp_eagle_one_model", "Eagle3": "eagle3_one_model", "Eagle": "eagle3_one_model"}
+#: The longest match, in tokens, in the pool of all requests (`SADecodingConfig`).
+_MAX_POOLED_MATCH = 64
 _GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048)
 
 
@@ -265,7 +267,7 @@ def _check_rules(arguments: Mapping[str, Any], minor: tuple[int, int]) -> None:
     if tokens and tokens.bit_count() != 1 and arguments.get("attn_backend", "TRTLLM") == "TRTLLM":
         raise InputError(f"kv_cache_config.tokens_per_block is {tokens}; it must be a power of two, such as 32.")
     speculative = arguments.get("speculative_config") or {}
-    _check_speculation(speculative, minor)
+    _check_speculation(speculative, minor, arguments.get("max_batch_size", TOP["max_batch_size"].default))
     if speculative and arguments.get("pipeline_parallel_size", 1) > 1:
         _check_stages(speculative, minor)
     # Each request must have this width (`_torch/pyexecutor/py_executor.py`, _validate_request).
@@ -348,7 +350,7 @@ def _check_connector(arguments: Mapping[str, Any], minor: tuple[int, int]) -> No
         raise InputError(f"TensorRT-LLM has no kv_connector_config with {found[0]}; leave one of the two out.")
 
 
-def _check_speculation(speculative: Mapping[str, Any], minor: tuple[int, int]) -> None:
+def _check_speculation(speculative: Mapping[str, Any], minor: tuple[int, int], batch: int) -> None:
     kind = speculative.get("decoding_type")
     if speculative and kind is None:
         types = SPECULATIVE["decoding_type"].choices_of(minor)
@@ -364,11 +366,15 @@ def _check_speculation(speculative: Mapping[str, Any], minor: tuple[int, int]) -
     if kind == "DSpark" and speculative.get("block_size") not in (None, speculative["max_draft_len"]):
         raise InputError("speculative_config DSpark needs block_size equal to max_draft_len; leave block_size out.")
     least, size = (-1 if kind == "SA" else 1), speculative.get("max_matching_ngram_size")
-    if size is not None and (size < least or size == 0):
+    pooled = speculative.get("enable_global_pool")
+    if size is not None and (size < least or size == 0 or (pooled and size > _MAX_POOLED_MATCH)):
         raise InputError(f"speculative_config.max_matching_ngram_size of {kind} must not be {size}; leave it out.")
     pool = speculative.get("global_pool_size")
-    if pool is not None and not (pool > 0 and speculative.get("enable_global_pool")):
-        raise InputError("speculative_config.global_pool_size needs a size above 0, and enable_global_pool true.")
+    if pool is not None and not (pool >= batch and pooled):
+        raise InputError(
+            f"speculative_config.global_pool_size needs at least the maximum batch size, {batch}, and "
+            "enable_global_pool true; leave it out."
+        )
     if kind == "SaveState" and not (
         speculative.get("output_directory") and (speculative.get("eagle3_layers_to_capture") or minor >= (1, 3))
     ):
@@ -378,8 +384,18 @@ def _check_speculation(speculative: Mapping[str, Any], minor: tuple[int, int]) -
         if takers and kind not in takers:
             path = f"speculative_config.{name}"
             raise FieldError(path, f"{path} is for decoding_type {' or '.join(takers)}, not {kind}; leave it out.")
-    if speculative.get("use_dynamic_tree") and not speculative.get("dynamic_tree_max_topK"):
-        raise InputError("speculative_config.use_dynamic_tree needs dynamic_tree_max_topK, such as 4.")
+    if speculative.get("use_dynamic_tree"):
+        longest, width = speculative.get("max_draft_len"), speculative.get("dynamic_tree_max_topK")
+        if not longest or not width:
+            raise InputError(
+                "speculative_config.use_dynamic_tree needs max_draft_len and dynamic_tree_max_topK, such as 4."
+            )
+        total = speculative.get("max_total_draft_tokens", longest)
+        if minor >= (1, 3) and not longest <= total <= longest * width:
+            raise InputError(
+                f"speculative_config.max_total_draft_tokens is {total}; a tree of max_draft_len {longest} and "
+                f"dynamic_tree_max_topK {width} has between {longest} and {longest * width}."
+            )
     _check_schedule(speculative, minor)
 
 

@@ -244,6 +244,8 @@ def test_a_later_release_has_more_fields_and_choices(name):
 
 
 NGRAM4 = {**NGRAM, "max_draft_len": 4}
+SA = {"decoding_type": "SA", "max_draft_len": 4}
+TREE = {**EAGLE3, **DRAFT, "use_dynamic_tree": True, "dynamic_tree_max_topK": 2}
 
 
 @pytest.mark.parametrize(
@@ -263,11 +265,24 @@ NGRAM4 = {**NGRAM, "max_draft_len": 4}
         ("1.3.0rc29", {"decoding_type": "DFlash", "speculative_model": "/d"}, "needs max_draft_len and speculative"),
         ("1.3.0rc29", {"decoding_type": "DSpark"}, "DSpark needs max_draft_len"),
         ("1.3.0rc29", {"decoding_type": "DSpark", "block_size": 8, **DRAFT}, "block_size equal to max_draft_len"),
-        ("1.3.0rc29", {"decoding_type": "MTP", "use_dynamic_tree": True}, "needs dynamic_tree_max_topK"),
+        ("1.3.0rc29", {"decoding_type": "MTP", "use_dynamic_tree": True}, "dynamic_tree needs .*dynamic_tree_max_topK"),
+        # "max_draft_len must be set when use_dynamic_tree is True"
+        (
+            "1.3.0rc29",
+            {**MTP, "use_dynamic_tree": True, "dynamic_tree_max_topK": 4},
+            "dynamic_tree needs max_draft_len",
+        ),
         # llmapi/llm_args.py at 0004396, SADecodingConfig.validate_sa_config, NGramDecodingConfig
         ("1.3.0rc29", {**NGRAM4, "max_matching_ngram_size": -1}, "of NGram must not be -1"),
         ("1.3.0rc29", {"decoding_type": "SA", "max_draft_len": 4, "max_matching_ngram_size": 0}, "of SA must not be 0"),
         ("1.3.0rc29", {"decoding_type": "SA", "max_draft_len": 4, "global_pool_size": 64}, "and enable_global_pool"),
+        # SADecodingConfig.validate_sa_config: "or in [1, 64] when enable_global_pool is True"; TorchLlmArgs,
+        # validate_speculative_config: "global_pool_size (64) must be >= max_batch_size (2048)"
+        ("1.3.0rc29", {**SA, "enable_global_pool": True, "max_matching_ngram_size": 65}, "of SA must not be 65"),
+        ("1.3.0rc29", {**SA, "enable_global_pool": True, "global_pool_size": 64}, "at least the maximum batch size"),
+        # Eagle3 and MTP: "must be in [max_draft_len (4), dynamic_tree_max_topK * max_draft_len (8)]"
+        ("1.3.0rc29", {**TREE, "max_total_draft_tokens": 3}, "max_total_draft_tokens is 3; .* between 4 and 8"),
+        ("1.3.0rc29", {**TREE, "max_total_draft_tokens": 9}, "max_total_draft_tokens is 9; .* between 4 and 8"),
         ("1.2.1", {**EAGLE3, "max_concurrency": 8, **DRAFT}, "does nothing before TensorRT-LLM 1.3"),
         ("1.2.1", {**NGRAM4, "draft_len_schedule": {4: 4}}, "smallest batch size"),
         ("1.2.1", {**NGRAM4, "draft_len_schedule": {"1": 2}}, "smallest batch size"),
@@ -297,7 +312,11 @@ def test_options_of_one_speculation_are_refused_for_another(version, speculative
         # llm-api/reference: DSparkDecodingConfig
         ("1.3.0rc29", {"decoding_type": "DSpark", "max_draft_len": 4, "markov_rank": 0, "markov_head_type": "gated"}),
         ("1.3.0rc29", {"decoding_type": "DFlash", "attention_backend": "TRTLLM", **DRAFT}),
-        ("1.3.0rc29", {"decoding_type": "SA", "max_draft_len": 4, "max_matching_ngram_size": -1}),
+        ("1.3.0rc29", {**SA, "max_matching_ngram_size": -1}),
+        ("1.3.0rc29", {**SA, "max_matching_ngram_size": 65}),
+        ("1.3.0rc29", {**SA, "enable_global_pool": True, "global_pool_size": 2048}),
+        ("1.3.0rc29", {**TREE, "max_total_draft_tokens": 8}),
+        ("1.3.0rc29", {**EAGLE3, **DRAFT, "max_total_draft_tokens": 9}),
         ("1.2.1", {"decoding_type": "SaveState", "output_directory": "/d", "eagle3_layers_to_capture": [1]}),
         ("1.3.0rc29", {"decoding_type": "SaveState", "output_directory": "/d"}),
     ],
@@ -429,7 +448,7 @@ def test_contradicting_fields_of_piecewise_graphs_are_refused(first, second):
     [
         (NGRAM4, "speculation by NGram"),
         ({**EAGLE3, **DRAFT, "sa_config": {}}, "sa_config"),
-        ({**MTP, "use_dynamic_tree": True, "dynamic_tree_max_topK": 33}, "dynamic_tree_max_topK above 32"),
+        ({**TREE, "dynamic_tree_max_topK": 33}, "dynamic_tree_max_topK above 32"),
         ({**MTP, "use_mtp_vanilla": True, "use_relaxed_acceptance_for_thinking": True}, "use_relaxed_acceptance"),
     ],
 )
