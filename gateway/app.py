@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -298,9 +299,9 @@ def _create_checkpoints(settings: GatewaySettings) -> CheckpointStore | None:
     return CheckpointStore(settings.redis, settings.resume.lease)
 
 
-def _price_function(billing: Billing | None) -> Callable[[str, Usage], int | None]:
-    def price(model: str, usage: Usage) -> int | None:
-        bill = billing.bill(model, usage) if billing is not None else None
+def _price_function(billing: Billing | None) -> Callable[[datetime, str, Usage], int | None]:
+    def price(at: datetime, model: str, usage: Usage) -> int | None:
+        bill = billing.bill(model, usage, at) if billing is not None else None
         return None if bill is None or bill.price_id is None else bill.micros
 
     return price

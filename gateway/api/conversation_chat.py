@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from starlette.requests import Request
@@ -173,9 +174,8 @@ class ConversationChatEndpoints:
             context.caller, str(body.conversation_id), body.after, hold=lambda size: intake.hold(size, context)
         )
         new = [message.model_dump(exclude_none=True) for message in body.messages]
-        return ConversationTurn(
-            store, context.caller, branch, new, self._chats.price, continues=bool(body.continue_final_message)
-        )
+        price = partial(self._chats.price, context.arrived)
+        return ConversationTurn(store, context.caller, branch, new, price, bool(body.continue_final_message))
 
     async def _as_chat(
         self,

@@ -91,7 +91,7 @@ class ConversationRoutes:
             settings: The gateway's settings.
             service: The gateway's shared state.
             responses: The store of responses.
-            price: Returns the price of a request's usage.
+            price: Returns the price of a request's usage at a time.
             checkpoints: The state of answers that gateways share. None without Redis.
             checks: The checks to run for answers that are taken over from a lost gateway, and for
                 requests that write titles.

@@ -15,15 +15,17 @@ import time
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from llmops.background import TaskSet
+from llmops.clocks import utc_now
 from llmops.gateway.api.generation_response import json_response
 from llmops.gateway.api.openai_chunks import DONE_EVENT, ChatChunks, message_of, usage_counts
 from llmops.gateway.conversations.answer_run import (
@@ -69,7 +71,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Price = Callable[[str, Usage], int | None]
+Price = Callable[[datetime, str, Usage], int | None]
 #: Maximum number of times that gateways take over an answer. A request that crashes its gateway
 #: must not crash all of them.
 MAX_TAKEOVERS = 3
@@ -89,6 +91,7 @@ class AnswerRecord(BaseModel):
         model: The name of the model that answers, even if the request names an alias.
         body: The chat request, with the history of its conversation.
         created: The Unix time of the answer's events, in seconds.
+        arrived: The time when the request arrived, whose price applies.
         prompt_tokens: The number of tokens in the prompt.
         max_tokens: The maximum number of tokens in the answer.
         reserved_tokens: The number of tokens reserved from the caller's quotas.
@@ -118,6 +121,7 @@ class AnswerRecord(BaseModel):
     dropped: int = 0
     stored: dict[str, Any] | None = None
     response: BackgroundFormat | None = None
+    arrived: datetime = Field(default_factory=utc_now)
 
     @classmethod
     def decode(cls, data: bytes) -> AnswerRecord:
@@ -136,7 +140,7 @@ class AnswerRecord(BaseModel):
     def context(self) -> RequestContext:
         """Return a context in which this gateway works on the request."""
         context = RequestContext(f"req_{time.time_ns():x}", caller=self.caller, work_bytes=len(str(self.body)))
-        context.model = self.model
+        context.model, context.arrived = self.model, self.arrived
         return context
 
     def form(self, run_id: str, chat: ChatRequest, price: Price) -> AnswerFormat:
@@ -145,13 +149,14 @@ class AnswerRecord(BaseModel):
         Args:
             run_id: The id of the answer.
             chat: The chat request.
-            price: Returns the price of a request's usage.
+            price: Returns the price of a request's usage at a time.
         """
         if self.response is not None:
             return self.response
         if self.openai:
             return ResumableOpenAIChunks(run_id, chat, self.created)
-        return ResumableChunks(run_id, chat, self.model, self.created, self.conversation, self.dropped, price)
+        price_then = partial(price, self.arrived)
+        return ResumableChunks(run_id, chat, self.model, self.created, self.conversation, self.dropped, price_then)
 
 
 class ResumableChats:
@@ -159,7 +164,7 @@ class ResumableChats:
 
     Attributes:
         runs: The answers that this gateway generates.
-        price: Returns the price of a request's usage in micro-dollars, or None.
+        price: Returns the price of a request's usage at a time in micro-dollars, or None.
     """
 
     def __init__(
@@ -180,8 +185,8 @@ class ResumableChats:
             runs: The answers in progress.
             conversations: Opens the store of conversations.
             responses: The store of responses.
-            price: Returns the price of a request's usage in micro-dollars, or None if the model has
-                no price.
+            price: Returns the price of a request's usage at a time in micro-dollars, or None if the
+                model has no price.
             checkpoints: The state of answers that gateways share. None without Redis.
             may_store: Returns True if a tenant's data may be stored.
             checks: The checks to run for an answer that is taken over from a lost gateway.
@@ -289,6 +294,7 @@ class ResumableChats:
             version=context.version,
             body=chat.model_dump(mode="json", exclude_unset=True, by_alias=True) if checkpoint is not None else {},
             created=int(time.time()),
+            arrived=context.arrived,
             prompt_tokens=answer.prompt_tokens,
             max_tokens=choice.max_tokens,
             reserved_tokens=context.reservation.reserved_tokens if context.reservation is not None else 0,
@@ -527,7 +533,8 @@ class ResumableChats:
         from llmops.gateway.conversations.conversation_turn import AnswerReference, StoredAnswer
 
         reference = AnswerReference.model_validate(record.stored)
-        stored = await StoredAnswer.find(await self._conversations(), record.caller, reference, self.price)
+        price = partial(self.price, record.arrived)
+        stored = await StoredAnswer.find(await self._conversations(), record.caller, reference, price)
         return stored.save if stored is not None else None
 
     async def _saving_response(self, caller: Caller, form: BackgroundFormat) -> Callable[[ChatRun], Awaitable[bool]]:
@@ -632,7 +639,7 @@ class ResumableChunks(_ResumableChatChunks):
         created: int,
         conversation: dict[str, Any] | None,
         dropped: int,
-        price: Price,
+        price: Callable[[str, Usage], int | None],
     ) -> None:
         # The last event always has the usage, whatever `stream_options` request.
         super().__init__(run_id, body.model_copy(update={"stream_options": None}), created, 1)

@@ -13,6 +13,7 @@ import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import lru_cache
 from ipaddress import IPv6Address
 from time import perf_counter
@@ -20,6 +21,7 @@ from time import perf_counter
 from starlette.requests import Request
 from starlette.types import Scope
 
+from llmops.clocks import utc_now
 from llmops.gateway.interfaces import (
     Caller,
     DegradedLimits,
@@ -52,6 +54,8 @@ class RequestContext:
             connection may be closed to make room for another.
         headers: The request's headers. For repeated names, the first value.
         started: The time of `perf_counter()` when the request arrived.
+        arrived: The date and time when the request arrived, whose price applies; for an answer that
+            was taken over, at the gateway that began the answer.
         engine_seconds: The seconds spent waiting for the engine.
         detokenize_seconds: The seconds spent turning the engine's tokens into text.
         ignored_fields: The fields of the body without effect, for the header `x-llmops-ignored`.
@@ -101,6 +105,7 @@ class RequestContext:
     unauthenticated: bool = False
     headers: Mapping[bytes, bytes] = field(default_factory=dict)
     started: float = field(default_factory=perf_counter)
+    arrived: datetime = field(default_factory=utc_now)
     engine_seconds: float = 0.0
     detokenize_seconds: float = 0.0
     ignored_fields: list[str] = field(default_factory=list)

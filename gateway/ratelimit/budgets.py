@@ -31,8 +31,8 @@ Tariff = Callable[[int, int, int], int]
 class CostSource(Protocol):
     """An interface to the prices of models and the spending of callers, in micro-dollars."""
 
-    def tariff(self, model: str) -> Tariff:
-        """Return the function that computes the cost of a model's usage by the current price.
+    def tariff(self, model: str, at: datetime) -> Tariff:
+        """Return the function that computes the cost of a model's usage by the price at a time.
 
         Raises:
             ApiError: The price is unknown, so a budget would not bound the model's cost.

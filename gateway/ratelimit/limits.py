@@ -61,9 +61,9 @@ class RateLimits:
         self.open: set[Reservation] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def new_reservation(self, plan: CallerLimits) -> Reservation:
-        """Create the reservation of one request."""
-        return Reservation(self, plan)
+    def new_reservation(self, plan: CallerLimits, arrived: datetime | None = None) -> Reservation:
+        """Create the reservation of a request that arrived at the time `arrived`; None means now."""
+        return Reservation(self, plan, arrived or self.now())
 
     def watch(self, reservation: Reservation) -> None:
         """Update the reservation while its answer grows, and keep renewing the lease."""
@@ -109,8 +109,8 @@ class Reservation(QuotaReservation):
     ended.
     """
 
-    def __init__(self, limits: RateLimits, plan: CallerLimits) -> None:
-        self._limits, self._plan = limits, plan
+    def __init__(self, limits: RateLimits, plan: CallerLimits, arrived: datetime) -> None:
+        self._limits, self._plan, self._arrived = limits, plan, arrived
         self._reserved: list[ReservedAmounts] = []
         # Last result of the limiter, for the response headers.
         self._latest: ReserveResult | None = None
@@ -161,7 +161,7 @@ class Reservation(QuotaReservation):
         amount = self._amount(bounds, prompt, most) if known is None else known
         money = least = 0
         if self._plan.budgets and self._limits.budgets is not None:
-            self._tariff = tariff = self._limits.budgets.tariff(model) if model else _unpriced
+            self._tariff = tariff = self._limits.budgets.tariff(model, self._arrived) if model else _unpriced
             # Costs of the longest and of the shortest possible answer.
             money, least = tariff(prompt, 0, most), tariff(prompt, 0, min(most, answers))
             plan, generation = self._plan, self._limits.limiter.generation

@@ -40,7 +40,7 @@ class RateLimitCheck(Check):
             return
         limits = self._limits_of(context.caller)
         if limits is not None:
-            context.reservation = reservation = self.rate_limits.new_reservation(limits)
+            context.reservation = reservation = self.rate_limits.new_reservation(limits, context.arrived)
             await reservation.enter()
 
     def adopt(self, context: RequestContext) -> None:
@@ -48,7 +48,7 @@ class RateLimitCheck(Check):
         # usage.
         limits = self._limits_of(context.caller)
         if limits is not None:
-            context.reservation = self.rate_limits.new_reservation(limits)
+            context.reservation = self.rate_limits.new_reservation(limits, context.arrived)
 
     def after(self, context: RequestContext, outcome: Outcome) -> None:
         if context.reservation is not None:

@@ -79,11 +79,11 @@ class Billing:
             return Bill(0, None)
         return Bill(micros=micros(price, usage), price_id=price.id)
 
-    def tariff(self, model: str) -> Callable[[int, int, int], int]:
+    def tariff(self, model: str, at: datetime | None = None) -> Callable[[int, int, int], int]:
         """Return a function that computes a cost in micro-dollars from token counts.
 
         The function's arguments are the prompt tokens, the cached tokens among them, and the output
-        tokens.
+        tokens. The price is the one at the time `at`; None means now.
 
         Raises:
             ModelNotPricedError: The model has no price, so a budget cannot bound its cost.
@@ -91,7 +91,7 @@ class Billing:
         """
         if self._prices is None:
             raise UnavailableError("Prices cannot be looked up now; try again.", code="prices_unavailable")
-        price = self._price(model, self._now())
+        price = self._price(model, at or self._now())
         if price is None:
             raise ModelNotPricedError(model)
         return price.tariff

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +93,7 @@ class OutboxWriter:
             caller = context.caller
             texts = [model, answer_id[:_MAX_REQUEST_ID_LENGTH]]
             texts += [caller.tenant_id, caller.user_id, caller.key_id, caller.tier]
-            slot.open(event_id, time.time_ns() // 1000, prompt, texts)
+            slot.open(event_id, round(context.arrived.timestamp() * 1e6), prompt, texts)
         return slot
 
     def end(self, event: UsageEvent, slot: AnswerSlot | None) -> None:
@@ -283,7 +282,7 @@ class _RequestUsage(UsageRecorder):
         caller, at = context.caller, utc_now()
         seconds = time.perf_counter() - context.started
         # The price of the start is the one by which budgets reserve money.
-        cost, price_id = writer.prices.bill(self._model, usage, at - timedelta(seconds=seconds))
+        cost, price_id = writer.prices.bill(self._model, usage, context.arrived)
         event = UsageEvent(
             id=format_event_id(*self._id),
             gateway_id=writer.gateway_id,

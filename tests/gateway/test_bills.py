@@ -1,6 +1,7 @@
 """Budgets and bills of keys in a real store: no restart refills the ones, and no row of the others is missing."""
 
 import asyncio
+import json
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
@@ -10,6 +11,8 @@ from sqlalchemy import event, select
 from sqlalchemy.engine import Engine
 
 from llmops.errors import ResourceError
+from llmops.gateway.api.resumable_chats import AnswerRecord
+from llmops.gateway.interfaces import Caller
 from llmops.gateway.usage import usage_check
 from llmops.gateway.usage.ledger_sink import LedgerSink
 from llmops.store.accounts.limits import Budget, Limits
@@ -42,11 +45,10 @@ class Account:
         secret, key, _ = await add_key(self.store, "acme", by=self.by, limits=limits)
         return key, {"authorization": f"Bearer {secret}"}
 
-    async def price(self) -> None:
+    async def price(self, since: datetime | None = None, factor: float = 1) -> None:
+        into, out = (int(factor * each * 10**6) for each in (INPUT, OUTPUT))
         async with self.store.write() as connection:
-            await set_price(
-                connection, Price("tiny", self.by.at, INPUT * 10**6, INPUT * 10**6, OUTPUT * 10**6), self.by
-            )
+            await set_price(connection, Price("tiny", since or self.by.at, into, into, out), self.by)
 
     async def rows(self, key: str) -> list:
         async with self.store.read() as connection:
@@ -122,6 +124,27 @@ async def test_a_budget_counts_what_dead_gateways_left_while_the_ledger_takes_no
     assert answered[1:] == [0, 0]
 
 
+async def test_a_price_that_falls_while_a_body_arrives_holds_for_what_came_before(account, gateway):
+    """Before the fix, a budget was asked for the low price and billed by the high one, which no page showed."""
+    await account.price()
+    falls = datetime.now(UTC) + timedelta(seconds=3)
+    await account.price(falls, 0.01)
+    async with gateway() as stack:
+        key, headers = await account.key(60 * INPUT)
+
+        async def body():
+            yield b" "
+            await asyncio.sleep((falls - datetime.now(UTC)).total_seconds() + 0.1)
+            yield json.dumps({**BODY, "max_tokens": 200}).encode()
+
+        headers["content-type"] = "application/json"
+        answer = (await stack.client.post("/api/chat/completions", content=body(), headers=headers)).json()
+        assert stack.triton.requests[-1]["request_output_len"][0] < 30
+        await stack.idle()
+    (row,) = await account.rows(key)
+    assert row["cost_micros"] == answer["usage"]["prompt_tokens"] * INPUT + 6 * OUTPUT == answer["cost_usd"] * 1e6
+
+
 async def test_a_tenants_budget_bounds_all_of_its_keys(account, gateway):
     await account.price()
     _, headers = await account.key(None)
@@ -170,3 +193,12 @@ async def refused(stack, headers, why: str) -> None:
     assert (answer.status_code, error["type"], error["code"]) == (429, "insufficient_quota", "insufficient_quota")
     assert answer.headers["x-should-retry"] == "false"
     assert error["message"].startswith(why)
+
+
+def test_an_answer_that_is_taken_over_costs_what_it_did_when_it_began():
+    """Before the fix, a price that rose before a takeover billed the whole answer at the new price."""
+    began = datetime.now(UTC) - timedelta(hours=1)
+    record = AnswerRecord(
+        caller=Caller(), model="tiny", body={}, created=0, prompt_tokens=1, max_tokens=1, arrived=began
+    )
+    assert AnswerRecord.decode(record.model_dump_json().encode()).context().arrived == began

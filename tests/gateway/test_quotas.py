@@ -34,7 +34,7 @@ class Ledger:
         self.known = 0
         self.asked: list[tuple[str, datetime]] = []
 
-    def tariff(self, model):
+    def tariff(self, model, at):
         return lambda prompt, cached, answer: PRICE * (prompt + 2 * answer)
 
     async def spent(self, of, since) -> int:

@@ -212,7 +212,8 @@ async def test_an_outbox_that_is_not_emptied_is_bounded(tmp_path):
 
 
 def ask(writer: OutboxWriter, tokens: int, end: bool = True, seconds: float = 0.0) -> None:
-    context = RequestContext("req_1", caller=ANN, started=perf_counter() - seconds)
+    arrived = datetime.now(UTC) - timedelta(seconds=seconds)
+    context = RequestContext("req_1", caller=ANN, started=perf_counter() - seconds, arrived=arrived)
     recorder = writer.recorder(context)
     recorder.begin("smollm2", f"chatcmpl-{tokens}", 37)
     recorder.count(tokens)

@@ -139,7 +139,7 @@ class LateLedger:
 
     asked = 0
 
-    def tariff(self, model):
+    def tariff(self, model, at):
         return lambda prompt, cached, answer: prompt + answer
 
     async def spent(self, of, since):
