@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from llmops import __version__
-from llmops.background import cancel_tasks
+from llmops.background import STATUS_CHECKS_PER_SECOND, SingleFlight, cancel_tasks
 from llmops.control import models_api, openai_usage, operations_api, usage_api
 from llmops.control.admin.routes import add_admin_routes
 from llmops.control.api_route import add_routes
@@ -65,6 +65,7 @@ class Control:
     ) -> None:
         self._store, self._gateway, self._settings = store, gateway, settings
         self._make_jobs, self._on_leading = make_jobs, on_leading
+        self._readiness = SingleFlight(self._check_store, STATUS_CHECKS_PER_SECOND)
 
     def add_to(self, app: FastAPI) -> None:
         """Add the routes of the control API to an application."""
@@ -87,8 +88,12 @@ class Control:
 
     async def ready(self, _request: Request) -> Response:
         """Return a response that tells whether the store can be reached."""
+        await self._readiness.get()
+        return JSONResponse({"status": "ready"})
+
+    async def _check_store(self) -> None:
         async with self._store.read():
-            return JSONResponse({"status": "ready"})
+            return
 
     async def _lead(self) -> None:
         await run_while_leading(StoreUrl.parse(self._store.url), lambda: run_jobs(self._make_jobs()), self._on_leading)

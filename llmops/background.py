@@ -1,17 +1,20 @@
-"""Tasks that repeat in the background, and log lines that are written once per problem."""
+"""Tasks that repeat or are shared, and log lines that are written once per problem."""
 
 import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
-from typing import Any, NoReturn, TypeVar
+from time import monotonic
+from typing import Any, Generic, NoReturn, TypeVar
 
 from llmops.errors import LlmopsError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-
+#: Maximum number of readiness checks of all servers, and of renderings of the metrics page, per
+#: second. Bounds the load of both, however many clients ask.
+STATUS_CHECKS_PER_SECOND = 10
 #: Seconds after which a task that is still running after a cancellation is cancelled again: long
 #: enough for most cleanups, short enough for a quick shutdown.
 CANCEL_INTERVAL = 1.0
@@ -29,6 +32,31 @@ async def cancel_tasks(*tasks: asyncio.Future[Any] | None) -> None:
             task.cancel()
         await asyncio.wait(running, timeout=CANCEL_INTERVAL)
     await asyncio.gather(*started, return_exceptions=True)
+
+
+class SingleFlight(Generic[T]):
+    """The shared result of an asynchronous function that runs once at a time.
+
+    The function runs at most `per_second` times each second. A caller during a run receives the
+    result of that run. A caller beyond `per_second` receives the last result.
+    """
+
+    def __init__(self, function: Callable[[], Awaitable[T]], per_second: int) -> None:
+        self._function, self._per_second = function, per_second
+        self._second, self._left = -1, 0
+        self._last: asyncio.Future[T] | None = None
+
+    async def get(self) -> T:
+        """Return the result of a run. Errors of the function are raised."""
+        second = int(monotonic())
+        if second != self._second:
+            self._second, self._left = second, self._per_second
+        last = self._last
+        if last is None or (last.done() and self._left > 0):
+            self._left -= 1
+            last = self._last = asyncio.ensure_future(self._function())
+        # A caller that is cancelled must not cancel the run that other callers wait for.
+        return await asyncio.shield(last)
 
 
 class TaskSet:

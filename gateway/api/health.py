@@ -5,18 +5,17 @@ The routes are /health/live, /health/ready, /metrics and /replicas.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from time import monotonic
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from llmops.background import STATUS_CHECKS_PER_SECOND, SingleFlight
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.http.middleware import GatewayApp
 from llmops.gateway.http.request_context import context_of
@@ -25,37 +24,6 @@ from llmops.gateway.routing.model_registry import ModelRegistry
 from llmops.gateway.routing.served_models import ModelReadiness
 from llmops.gateway.schemas.response_schemas import HealthResponse
 from llmops.gateway.telemetry.metrics import GatewayMetrics
-
-#: Maximum number of readiness checks of all servers, and of renderings of the metrics page, per
-#: second. Bounds the load of both, however many clients ask.
-STATUS_CHECKS_PER_SECOND = 10
-
-T = TypeVar("T")
-
-
-class SingleFlight(Generic[T]):
-    """The shared result of an asynchronous function that runs once at a time.
-
-    The function runs at most `per_second` times each second. A caller during a run receives the
-    result of that run. A caller beyond `per_second` receives the last result.
-    """
-
-    def __init__(self, function: Callable[[], Awaitable[T]], per_second: int) -> None:
-        self._function, self._per_second = function, per_second
-        self._second, self._left = -1, 0
-        self._last: asyncio.Future[T] | None = None
-
-    async def get(self) -> T:
-        """Return the result of a run. Errors of the function are raised."""
-        second = int(monotonic())
-        if second != self._second:
-            self._second, self._left = second, self._per_second
-        last = self._last
-        if last is None or (last.done() and self._left > 0):
-            self._left -= 1
-            last = self._last = asyncio.ensure_future(self._function())
-        # A caller that is cancelled must not cancel the run that other callers wait for.
-        return await asyncio.shield(last)
 
 
 class HealthEndpoints:

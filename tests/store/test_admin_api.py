@@ -12,6 +12,7 @@ from sqlalchemy import make_url
 
 from llmops.control import api_route
 from llmops.control.app import control_plugin
+from llmops.control.store_access import SharedStore
 from llmops.gateway.app import create_app as create_gateway
 from llmops.gateway.settings import GatewaySettings
 from llmops.store.accounts.key_secrets import hash_secret, is_secret
@@ -204,6 +205,17 @@ async def test_a_store_that_is_away_is_503_its_place_is_for_the_log_and_it_comes
         assert (await client.post("/api/admin/tenants", json={"id": "zeta"})).status_code == 201
     assert "127.0.0.1" in caplog.text
     assert make_url(server).password not in caplog.text
+
+
+@ONLY_SQLITE
+async def test_health_checks_of_strangers_share_a_read_of_the_store(url, monkeypatch):
+    """Before the fix, each took a connection to the store: under 700 of them, others waited for 415 ms, not 55."""
+    reads, read = [], SharedStore.read
+    monkeypatch.setattr(SharedStore, "read", lambda store: reads.append(store) or read(store))
+    async with control(url) as client:
+        answers = await asyncio.gather(*(client.get("/health/ready") for _ in range(100)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert len(reads) <= 10
 
 
 @ONLY_SQLITE
