@@ -252,9 +252,11 @@ def _check_value(path: str, value: Any, field: Field, minor: tuple[int, int]) ->
 def _check_rules(arguments: Mapping[str, Any], minor: tuple[int, int]) -> None:
     """Raise InputError for combinations that the library's validators reject or silently change."""
     cache = arguments.get("kv_cache_config") or {}
-    # kvCacheManager.cpp, "streamLLM is not supported at the moment"
+    # 1.2 kvCacheManager.cpp, "streamLLM is not supported at the moment"; 1.3 `KvCacheConfig`, "ignored"
     if cache.get("sink_token_length"):
-        raise InputError("TensorRT-LLM starts no engine with sink tokens; leave kv_cache_config.sink_token_length out.")
+        raise InputError("TensorRT-LLM has no sink tokens; leave kv_cache_config.sink_token_length out.")
+    if cache.get("disk_cache_size") and not cache.get("disk_cache_path"):
+        raise InputError("kv_cache_config.disk_cache_size needs disk_cache_path, a folder of the serving machine.")
     # _torch/pyexecutor/resource_manager.py, "must be smaller than 1.0"
     if cache.get("free_gpu_memory_fraction") == 1:
         raise InputError("kv_cache_config.free_gpu_memory_fraction must be below 1 for an engine to start; try 0.9.")
@@ -279,8 +281,14 @@ def _check_rules(arguments: Mapping[str, Any], minor: tuple[int, int]) -> None:
         kind = speculative.get("decoding_type")
         if kind in ("MTP", "Eagle3"):
             raise InputError(f"TensorRT-LLM starts no engine of {kind} with TRTLLMSampler; leave llm.sampler_type out.")
-    if arguments.get("kv_connector_config"):
+    if arguments.get("kv_connector_config") is not None:
         _check_connector(arguments, minor)
+    # _torch/pyexecutor/py_executor_creator.py, get_guided_decoding_config
+    if arguments.get("skip_tokenizer_init") and arguments.get("guided_decoding_backend"):
+        raise InputError(
+            "TensorRT-LLM's grammars need a tokenizer; leave llm.skip_tokenizer_init out, or add "
+            "--set llm.guided_decoding_backend=null."
+        )
     if speculative.get("use_rejection_sampling"):
         _check_rejection_sampling(arguments, speculative)
     if arguments.get("guided_decoding_backend") and minor >= (1, 3):
@@ -295,6 +303,8 @@ def _check_rules(arguments: Mapping[str, Any], minor: tuple[int, int]) -> None:
     _check_piecewise(arguments)
     graphs = arguments.get("cuda_graph_config") or {}
     sizes = graphs.get("batch_sizes")
+    if sizes and not all(isinstance(size, int) for size in sizes):
+        raise InputError("cuda_graph_config.batch_sizes must be a list of whole numbers.")
     # 1.2 compares batch_sizes with its own list (TorchLlmArgs.validate_cuda_graph_config).
     if sizes and graphs.get("max_batch_size") and (minor < (1, 3) or max(sizes) != graphs["max_batch_size"]):
         raise InputError("cuda_graph_config.max_batch_size and batch_sizes contradict each other; give one of the two.")
@@ -330,6 +340,12 @@ def _check_connector(arguments: Mapping[str, Any], minor: tuple[int, int]) -> No
     _maybe_init_kv_connector_manager, which refuses more in 1.3 (1.3.0rc29,
     features/kv-cache-connector, "A page slot must not be reassigned").
     """
+    connector, parts = arguments["kv_connector_config"], ("module", "scheduler_class", "worker_class")
+    if not connector.get("connector") and not all(connector.get(f"connector_{part}") for part in parts):
+        raise InputError(
+            "kv_connector_config needs connector_module, connector_scheduler_class and connector_worker_class, or "
+            "from TensorRT-LLM 1.3 on connector."
+        )
     cache, scheduler = arguments.get("kv_cache_config") or {}, arguments.get("scheduler_config") or {}
     policy = "GUARANTEED_NO_EVICT"
     conflicts = {

@@ -188,7 +188,7 @@ def test_experts_in_fp8_blocks_have_the_backend_that_runs_on_the_gpu():
     ("deepseek-ai/DeepSeek-R1-0528", "h200-sxm", "moe_config.backend=CUTLASS", ""),
     # 1.3.0rc29, supported-models.md: "supported only with the `xgrammar` backend; `llguidance` is not working"
     ("zai-org/GLM-4.6", "h200-sxm", "guided_decoding_backend=llguidance", "llguidance does not work with GLM 4"),
-    ("Qwen/Qwen3.5-397B-A17B", "h200-sxm", "kv_connector_config.connector_module=m", "no KV cache connector for qwen3"),
+    ("Qwen/Qwen3.5-397B-A17B", "h200-sxm", "kv_connector_config.connector=lmcache", "no KV cache connector for qwen3"),
 ])  # fmt: skip
 def test_a_field_that_the_model_cannot_have_is_refused(hub_id, gpu, setting, says):
     error = dry_run(hub_id, "--tp", "8", "--ep", "8", "--gpu", *gpu.split(), "--set", f"llm.{setting}")[1]

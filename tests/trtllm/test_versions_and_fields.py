@@ -117,9 +117,16 @@ SPECULATIONS = "NGram, MTP, Eagle3, Draft_Target, AUTO, SaveState"
         ({"orchestrator_type": "ray"}, "have no Ray; leave orchestrator_type"),
         ({"orchestrator_type": "mpi"}, "have no Ray; leave orchestrator_type"),
         # cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp: "streamLLM is not supported at the moment"
-        ({"kv_cache_config": {"sink_token_length": 4}}, "starts no engine with sink tokens; leave"),
+        ({"kv_cache_config": {"sink_token_length": 4}}, "TensorRT-LLM has no sink tokens; leave"),
         # _torch/pyexecutor/resource_manager.py: "Invalid freeMemFraction … must be smaller than 1.0"
         ({"kv_cache_config": {"free_gpu_memory_fraction": 1}}, "must be below 1 for an engine to start"),
+        # llmapi/llm_args.py of both releases, KvCacheConnectorConfig: all three are required
+        ({"kv_connector_config": {}}, "kv_connector_config needs connector_module, connector_scheduler_class and"),
+        ({"kv_connector_config": {"connector_module": "m"}}, "needs connector_module, connector_scheduler_class and"),
+        # _torch/pyexecutor/py_executor_creator.py, get_guided_decoding_config: `assert tokenizer is not None`
+        ({"skip_tokenizer_init": True, "guided_decoding_backend": "xgrammar"}, "grammars need a tokenizer; leave"),
+        # `batch_sizes: Optional[List[int]]`
+        ({"cuda_graph_config": {"batch_sizes": ["a"], "max_batch_size": 8}}, "must be a list of whole numbers"),
         # 1.2.1 _torch/pyexecutor/py_executor.py: `max(self.llm_args.max_stats_len, 1)`
         ({"max_stats_len": -1}, "keeps one entry before TensorRT-LLM 1.3"),
         # cpp/tensorrt_llm/kernels/kvCacheUtils.h, KVBlockArray: "tokensPerBlock must be power of 2"
@@ -137,7 +144,7 @@ BOTH = {
     "custom_tokenizer": "deepseek_v32", "pp_partition": [20, 20], "otlp_traces_endpoint": "http://localhost:4317",
     "env_overrides": {"A": "1"}, "nvfp4_gemm_config": {"allowed_backends": ["cutlass"]}, "max_stats_len": 100,
     "sampler_force_async_worker": True, "enable_layerwise_nvtx_marker": True,
-    "moe_config": {"use_low_precision_moe_combine": True},
+    "moe_config": {"use_low_precision_moe_combine": True}, "skip_tokenizer_init": True,
     "cache_transceiver_config": {"kv_transfer_sender_future_timeout_ms": 500},
 }  # fmt: skip
 
@@ -393,6 +400,14 @@ def test_a_kv_cache_connector_is_refused_beside_what_moves_its_blocks(other, say
             check_llm_args({**connector, **other}, version)
     for version in versions[releases:]:
         check_llm_args({**connector, **other}, version)
+
+
+def test_a_disk_tier_needs_a_folder():
+    """llmapi/llm_args.py at 0004396, `KvCacheConfig.validate_disk_cache_config`."""
+    check_llm_args({"kv_cache_config": {"disk_cache_size": 1 << 40, "disk_cache_path": "/nvme"}}, "1.3.0rc29")
+    check_llm_args({"kv_cache_config": {"disk_cache_size": 0}}, "1.3.0rc29")
+    with pytest.raises(InputError, match=r"disk_cache_size needs disk_cache_path"):
+        check_llm_args({"kv_cache_config": {"disk_cache_size": 1 << 40}}, "1.3.0rc29")
 
 
 @pytest.mark.parametrize(
