@@ -1,7 +1,7 @@
 """Limits on how much longer a tokenizer.json, which may come from an untrusted source, makes texts."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ MAX_ADDED_TOKENS = 64
 #: expression with 100 bytes per character. The largest known, 65,536 tokens for audio, have one
 #: million.
 MAX_ADDED_CHARACTERS = 2**21
+#: Maximum number of characters of one added token. The library takes time in proportion to the
+#: square: 16 s for 65,536 characters. Known tokens have up to 64.
+MAX_ADDED_LENGTH = 512
 #: Maximum ratio of the highest id to the number of tokens, above the first 65,536 ids. The library
 #: prints the ids that have no token.
 MAX_IDS_PER_TOKEN = 2
@@ -26,7 +29,7 @@ def check_growth(path: Path) -> None:
     """Check that the rules of a tokenizer.json are bounded in length and time.
 
     Three faults could make gigabytes of a request, and are rejected: rules that, alone or chained,
-    write more than MAX_GROWTH characters for one, too many or too long special tokens, and too many
+    write more than MAX_GROWTH characters for one, too many or too long added tokens, and too many
     ids without a token. Two kinds of decoders are rejected as well: a decoder that removes
     characters at the end of tokens, because the library panics at a shorter token, and a decoder
     with a regular expression, which no known tokenizer has.
@@ -46,9 +49,7 @@ def check_growth(path: Path) -> None:
             )
     listed = spec.get("added_tokens")
     contents = [one.get("content") for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-    characters = sum(len(one) for one in contents if isinstance(one, str))
-    if characters > MAX_ADDED_CHARACTERS:
-        raise ValueError(f"its added tokens have {characters:,} characters, more than {MAX_ADDED_CHARACTERS:,}")
+    check_added_tokens([one for one in contents if isinstance(one, str)])
     model = spec.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     ids = [one for one in vocabulary.values() if isinstance(one, int)] if isinstance(vocabulary, dict) else []
@@ -61,6 +62,15 @@ def check_growth(path: Path) -> None:
         raise ValueError("its decoder removes characters at the end of tokens, which shorter tokens do not have")
     if any(patterns(spec.get("decoder"))):
         raise ValueError("its decoder has a regular expression, which may take minutes for a long token")
+
+
+def check_added_tokens(contents: Sequence[str]) -> None:
+    """Raise ValueError if a tokenizer's added tokens are too long, alone or together."""
+    longest, characters = max(map(len, contents), default=0), sum(map(len, contents))
+    if characters > MAX_ADDED_CHARACTERS:
+        raise ValueError(f"its added tokens have {characters:,} characters, more than {MAX_ADDED_CHARACTERS:,}")
+    if longest > MAX_ADDED_LENGTH:
+        raise ValueError(f"it has an added token of {longest:,} characters, more than {MAX_ADDED_LENGTH}")
 
 
 def patterns(rule: Any) -> Iterator[str]:

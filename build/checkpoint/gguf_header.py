@@ -33,8 +33,9 @@ _LISTS_READ = frozenset(f"tokenizer.ggml.{name}" for name in ("tokens", "token_t
 _MAX_PAIRS = 1 << 14
 #: Maximum number of tensors of a file. Published decoders have a few thousand.
 _MAX_TENSORS = 1 << 16
-#: Maximum number of entries of one list. The largest vocabularies have 262,144 tokens.
-_MAX_ENTRIES = 1 << 22
+#: Maximum number of entries of one list. The largest vocabularies have 262,144 tokens and twice as
+#: many merges.
+_MAX_ENTRIES = 1 << 20
 #: Maximum size of one text in bytes. Chat templates have up to 30,000.
 _MAX_TEXT = 1 << 22
 #: Maximum size in bytes of all texts of a file, read or skipped. The largest vocabularies have

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from llmops.errors import CheckpointError
+from llmops.tokenizer_files import check_added_tokens
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -139,6 +140,7 @@ def _add_special_tokens(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> No
 
     types = metadata.get("tokenizer.ggml.token_type", [])
     pairs = list(zip(metadata["tokenizer.ggml.tokens"], types, strict=False))
+    check_added_tokens([text for text, kind in pairs if kind in (_CONTROL, _USER_DEFINED)])
     tokenizer.add_special_tokens(
         [AddedToken(text, special=True, normalized=False) for text, kind in pairs if kind == _CONTROL]
     )

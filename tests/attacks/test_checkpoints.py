@@ -471,11 +471,33 @@ def add_special_tokens(file: Path, contents: list[str]) -> None:
 
 
 def test_special_tokens_without_end(tokenizer: Path) -> None:
-    """Before the fix, one token of 60,000 characters took 1.7 GB of each gateway, for all of its beginnings."""
-    add_special_tokens(tokenizer, ["a" * 60_000])
-    served = TextTokenizer(tokenizer.parent)
+    """Before the fix, one token of 60,000 characters took 1.7 GB of each gateway, for all of its beginnings.
+
+    The library took 16 s to load it, and hours for one of two million.
+    """
+    add_special_tokens(tokenizer, ["a" * 500])
     with small():
+        served = TextTokenizer(tokenizer.parent)
         served.keep_controls_apart()
+    add_special_tokens(tokenizer, ["a" * 60_000])
+    both_refuse(tokenizer, "an added token of 60,004 characters")
+
+
+@pytest.mark.parametrize("kind", [3, 4], ids=["control", "user-defined"])
+def test_an_added_token_of_a_gguf_that_is_a_page(kind: int) -> None:
+    """Before the fix, 65,536 characters took the build 16 s, and an 8 MB file ran for hours."""
+    fields = {"model": "gpt2", "pre": "smollm", "tokens": ["a", "a" * scaled(40_000, 65_536)], "merges": []}
+    metadata = {f"tokenizer.ggml.{name}": value for name, value in {**fields, "token_type": [1, kind]}.items()}
+    with small(), pytest.raises(CheckpointError, match="an added token of"):
+        tokenizer_from_gguf(metadata)
+
+
+def test_a_gguf_of_a_million_merges(tmp_path: Path) -> None:
+    """Before the fix, four million merges of 45 MB took 1,075 MiB."""
+    count = 4 << 20
+    merges = text("tokenizer.ggml.merges") + struct.pack("<IIQ", _ARRAY, _STRING, count) + text("a b") * count
+    with small(), pytest.raises(CheckpointError, match="entries in one list"):
+        read_header(gguf(tmp_path / "a.gguf", [merges]))
 
 
 def test_special_tokens_that_are_a_library_are_refused(tokenizer: Path) -> None:
