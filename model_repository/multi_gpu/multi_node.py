@@ -119,7 +119,9 @@ def plan_multi_node(
         )
     else:
         _check_spaces(leader)
-        leader, launched = [LLMAPI_LAUNCH, "bash", "-c", f"${SERVER_VARIABLE}"], leader
+        # 1.2's launcher waits for ever after a server that failed (`set -e`), so the server's end ends
+        # the process group, to which the launcher belongs.
+        leader, launched = [LLMAPI_LAUNCH, "bash", "-c", f"${SERVER_VARIABLE};kill${{IFS}}0"], leader
     _check_gpu_ids(name, engine.gpu_device_ids, nodes, gpus_per_node)
     return MultiNodePlan(
         name=name,
@@ -155,7 +157,7 @@ def server_assignment(words: list[str]) -> str:
 
     A shell that expands the variable splits the value at spaces and removes no quotes.
     """
-    text = shlex.quote(" ".join(["exec", *words]))
+    text = shlex.quote(" ".join(words))
     return f"{SERVER_VARIABLE}=" + text.replace(SECRET_VARIABLE, f"'\"${SECRET_VARIABLE}\"'") if words else ""
 
 

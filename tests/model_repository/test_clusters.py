@@ -89,17 +89,19 @@ def test_slurm_starts_one_task_per_gpu_and_tells_them_apart(repository: Path, tm
     assert "--model-control-mode=explicit --load-model=tiny-tensorrt_llm" in said["1"]
 
 
-#: What 1.0 to 1.3 do: tensorrt_llm/llmapi/trtllm-llmapi-launch prints the command ("run ${task_with_command[@]} in
-#: background"), splits it at spaces (before 1.3), and starts it on rank 0.
+#: What 1.2 does on rank 0: tensorrt_llm/llmapi/trtllm-llmapi-launch prints the command, splits it at spaces, and starts
+#: it beside its leader node, which `--action stop` ends. After a command that failed, `set -e` skips that.
 LAUNCHER = """#!/bin/bash
-task_with_command=("$@")
-echo "Rank0 run ${task_with_command[@]} in background" >&2
-${task_with_command[@]}
+set -e
+task_with_command="${@:1}"
+echo "rank0 run ${task_with_command} in background" >&2
+( $task_with_command ) &
+sleep 60
 """
 
 
 @pytest.mark.parametrize("kind", ["slurm", "lws"])
-def test_the_llm_apis_launcher_starts_the_server_and_prints_no_secret(kind, repository, tmp_path):
+def test_the_llm_apis_launcher_starts_the_server_prints_no_secret_and_ends_with_the_server(kind, repository, tmp_path):
     marker(tiny=engine(16, "python", directory=str(tmp_path / "engine"))).save(repository)
     text = export(kind, repository)
     scripts = {"ConfigMap": {"data": {"leader.sh": text}}}
@@ -108,22 +110,24 @@ def test_the_llm_apis_launcher_starts_the_server_and_prints_no_secret(kind, repo
     script = scripts["ConfigMap"]["data"]["leader.sh"]
     assert "SLURM_PROCID" not in script
     binaries = tmp_path / "bin"
-    write_program(binaries / "srun", '#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\n"$@"\n')
+    # both start a process group of the task's own
+    write_program(binaries / "srun", '#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\nsetsid --wait "$@"\n')
     write_program(
-        binaries / "mpirun", '#!/bin/bash\nwhile [[ $1 == -* ]]; do [[ $1 == --a* ]] || shift; shift; done\n"$@"\n'
+        binaries / "mpirun",
+        '#!/bin/bash\nwhile [[ $1 == -* ]]; do [[ $1 == --a* ]] || shift; shift; done\nsetsid --wait "$@"\n',
     )
     write_program(binaries / "kubectl", "#!/bin/bash\n")
     write_program(binaries / "trtllm-llmapi-launch", LAUNCHER)
-    server = write_program(binaries / "server", '#!/bin/bash\nprintf "%s\\n" "$@"\n')
+    server = write_program(binaries / "server", '#!/bin/bash\nprintf "%s\\n" "$@"\nexit 1\n')
     environment = {**os.environ, "PATH": f"{binaries}:{os.environ['PATH']}", "POD_NAME": "tiny-0"}
-    done = subprocess.run(
-        ["bash", "-c", script.replace(SERVER, str(server))], env=environment, capture_output=True, text=True, check=True
-    )
+    line = ["bash", "-c", script.replace(SERVER, str(server))]
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode not in (0, None)
     (secret,) = re.findall(
         r"--grpc-restricted-protocol=shared-memory,trace,logging:llmops=([0-9a-f]{32})\n", done.stdout
     )
     assert f"--model-repository={repository}\n" in done.stdout
-    assert "Rank0 run" in done.stderr
+    assert "rank0 run" in done.stderr
     assert secret not in done.stderr
     if kind == "lws":
         # mpirun hands on its own variables alone to other machines
