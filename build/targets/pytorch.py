@@ -71,6 +71,13 @@ class PytorchTarget(BuildTarget[Checkpoint]):
 def _check_model_limits(request: BuildRequest, arguments: Mapping[str, Any]) -> None:
     """Raise InputError if TensorRT-LLM serves this model otherwise than the arguments say."""
     architecture, gpu = request.checkpoint.architecture, request.spec.gpu
+    # 1.3.0rc26, features/helix: "designed for generation servers in a disaggregated […] architecture";
+    # `_torch/modules/attention.py` has no other kind.
+    if (arguments.get("context_parallel_size") or 1) > 1:
+        raise InputError(
+            "llmops gives an engine --tp x --pp GPUs, and TensorRT-LLM's context parallelism is for decoding apart "
+            "from prefill; leave llm.context_parallel_size out."
+        )
     tokens = (arguments.get("kv_cache_config") or {}).get("tokens_per_block")
     later = release_of(request.image.tensorrt_llm) >= (1, 3)
     if architecture.mla is not None and tokens != _MLA_BLOCK and (gpu is None or find_gpu(gpu).sm == _HOPPER):

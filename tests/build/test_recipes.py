@@ -188,6 +188,9 @@ def test_experts_in_fp8_blocks_have_the_backend_that_runs_on_the_gpu():
     ("deepseek-ai/DeepSeek-R1-0528", "h200-sxm", "moe_config.backend=CUTLASS", ""),
     # 1.3.0rc29, supported-models.md: "supported only with the `xgrammar` backend; `llguidance` is not working"
     ("zai-org/GLM-4.6", "h200-sxm", "guided_decoding_backend=llguidance", "llguidance does not work with GLM 4"),
+    # examples/configs/curated/nemotron-super-marlin.yaml names 1
+    ("deepseek-ai/DeepSeek-R1-0528", "h200-sxm", "context_parallel_size=1", ""),
+    ("deepseek-ai/DeepSeek-R1-0528", "h200-sxm", "context_parallel_size=2", "leave llm.context_parallel_size out"),
     ("Qwen/Qwen3.5-397B-A17B", "h200-sxm", "kv_connector_config.connector=lmcache", "no KV cache connector for qwen3"),
 ])  # fmt: skip
 def test_a_field_that_the_model_cannot_have_is_refused(hub_id, gpu, setting, says):
