@@ -70,8 +70,9 @@ def is_encoder(ref: str) -> bool:
     path = Path(ref).expanduser()
     if not path.exists() and ref in BUNDLED:
         return True
-    names = _json(path / "config.json").get("architectures")
-    return isinstance(names, list) and bool(names) and names[0] in ENCODERS
+    config = _json(path / "config.json")
+    names = config.get("architectures") if isinstance(config, dict) else None
+    return isinstance(names, list) and bool(names) and names[0] in [*ENCODERS]
 
 
 def open_encoder(ref: str) -> EncoderCheckpoint | None:

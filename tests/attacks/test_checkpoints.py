@@ -569,3 +569,22 @@ def test_modules_in_a_checkpoint_are_not_imported(folder: Path, monkeypatch: pyt
     with pytest.raises(CheckpointError, match="is damaged"):
         try_tokenizer(folder / "tokenizer.json", "x")
     assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        [],
+        "text",
+        {**CONFIG, "architectures": [["x"]]},
+        {**CONFIG, "quantization_config": {"quant_method": "fp8", "weight_block_size": {"a": 1}}},
+    ],
+    ids=str,
+)
+def test_a_config_of_another_form_gets_a_sentence(folder: Path, tmp_path: Path, config: object) -> None:
+    """Before the fix, these ended with a traceback."""
+    (folder / "config.json").write_text(json.dumps(config))
+    command = ["build", folder, "-o", tmp_path / "engine", "--target", "pytorch", "--gpu", "h100-sxm", "--dry-run"]
+    done = forked_cli.run(*command)
+    assert done.returncode in (1, 2)
+    assert done.stderr.startswith("Error: ")

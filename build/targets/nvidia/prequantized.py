@@ -110,7 +110,8 @@ def _fp8(found: ExistingQuantisation, checkpoint: Checkpoint, spec: BuildSpec, m
     block = found.detail.get("weight_block_size")
     if block == _BLOCK:
         return ""
-    scales = f"in blocks of {block[0]} x {block[1]}" if block else "with one scale per tensor"
+    sizes = block if isinstance(block, list) else []
+    scales = f"in blocks of {' x '.join(map(str, sizes))}" if sizes else "with one scale per tensor"
     return f"{scales}, where TensorRT-LLM's PyTorch backend supports only blocks of 128 x 128"
 
 
