@@ -198,23 +198,49 @@ class Monitoring(_ChartModel):
     groups: _Objects = []
 
 
+class _PolicyModel(_ChartModel):
+    """A part of a NetworkPolicy.
+
+    Kubernetes drops fields that it does not know, and a rule without fields allows all traffic.
+    """
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
+
+
+class PolicyPeer(_PolicyModel):
+    pod_selector: dict[str, Any] = {}
+    namespace_selector: dict[str, Any] = {}
+    ip_block: dict[str, Any] = {}
+
+
+class PolicyPort(_PolicyModel):
+    port: int | str
+    end_port: int = 0
+    protocol: str = "TCP"
+
+
+class EgressRule(_PolicyModel):
+    to: Annotated[list[PolicyPeer], Field(min_length=1)] = []
+    ports: Annotated[list[PolicyPort], Field(min_length=1)] = []
+
+
 class Backends(_ChartModel):
     """The egress rules of the NetworkPolicy, by the kind of backend to which they lead."""
 
-    store: _Objects = []
-    redis: _Objects = []
-    kafka: _Objects = []
-    oidc: _Objects = []
-    traces: _Objects = []
-    hub: _Objects = [{"ports": [{"port": 443}]}]
-    extra: _Objects = []
+    store: list[EgressRule] = []
+    redis: list[EgressRule] = []
+    kafka: list[EgressRule] = []
+    oidc: list[EgressRule] = []
+    traces: list[EgressRule] = []
+    hub: list[EgressRule] = [EgressRule(ports=[PolicyPort(port=443)])]
+    extra: list[EgressRule] = []
 
 
 class Network(_ChartModel):
     enabled: bool = True
-    clients: _Objects = []
-    admins: _Objects = []
-    dns: _Objects = []
+    clients: list[PolicyPeer] = []
+    admins: list[PolicyPeer] = []
+    dns: list[EgressRule] = []
     backends: Backends = Backends()
 
 

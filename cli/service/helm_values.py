@@ -119,7 +119,16 @@ def _pool_names(models: Mapping[str, ModelSection]) -> dict[str, str]:
 
 
 def _access(settings: GatewaySettings) -> dict[str, Any]:
-    """Return the values that name Secrets, so that passwords stay in the Secrets."""
+    """Return the values that name Secrets, so that passwords stay in the Secrets.
+
+    Raises:
+        InputError: The file has a store, and gateways that do not look at the store's keys.
+    """
+    if settings.open and settings.store is not None:
+        raise InputError(
+            "gateway.open answers everyone without a key and bills no one, also the holders of the keys in "
+            "gateway.store: leave one of the two out, in the file or in a profile for the cluster."
+        )
     secrets: dict[str, Any] = {}
     kafka = settings.kafka
     if settings.store is not None:
@@ -137,7 +146,7 @@ def _access(settings: GatewaySettings) -> dict[str, Any]:
     return {
         **({"secrets": secrets} if secrets else {}),
         **({"kafka": parameters} if parameters else {}),
-        **({"open": True, "control": {"enabled": settings.store is not None}} if settings.open else {}),
+        **({"open": True, "control": {"enabled": False}} if settings.open else {}),
     }
 
 

@@ -23,7 +23,7 @@ from llmops.gateway.settings import load_settings
 from llmops.units import parse_duration
 from llmops.yaml_files import write_yaml
 from tests.deploy import walk
-from tests.deploy.chart_values import BASE, BUILD, IMAGES, KEYS, ONE, RESOURCES, RUNBOOKS, SEVERAL, VALUES
+from tests.deploy.chart_values import BASE, BUILD, IMAGES, KEYS, ONE, POSTGRES, RESOURCES, RUNBOOKS, SEVERAL, VALUES
 from tests.deploy.test_compose import files_there, parsed
 from tests.deploy.walk import NAMESPACE, Pod, allowed, matches
 from tests.support.pages import Page, PageServer, Request
@@ -45,6 +45,23 @@ ALONE = {**BASE, "open": True, "control": {"enabled": False}}
 REFUSED: list[tuple[dict, str]] = [
     ({**BASE, "engines": {"one": ONE}}, "set secrets.store.name, or control.enabled=false"),
     ({**ALONE, "open": False, "engines": {"one": ONE}}, "or open=true"),
+    ({**KEYS, "open": True}, "open=true answers everyone without a key"),
+    (
+        {**KEYS, "gateway": {"settings": {"traces": {"endpoint": "https://me:hunter2@traces.example/v1/traces"}}}},
+        "URL with a user or a password",
+    ),
+    *(
+        # Kubernetes drops a field that it does not know, and a rule without fields allows everything.
+        ({**KEYS, "network": {**KEYS["network"], **rules}}, "network")
+        for rules in (
+            {"admins": [{"from": [{"podSelector": {}}]}]},
+            {"clients": [{}]},
+            {"dns": [{}]},
+            {"backends": {"store": [{"podSelector": {"matchLabels": {"app": "db"}}}]}},
+            {"backends": {"store": [{"to": [], "ports": [{"port": 5432}]}]}},
+            {"backends": {"store": POSTGRES, "extra": [{"ports": [{"protocol": "TCP"}]}]}},
+        )
+    ),
     (ALONE, "there is nothing to serve: name a pool in engines"),
     ({**ALONE, "engines": {"a": {}}}, "repository"),
     ({**ALONE, "engines": {"a": {**ONE, "nodes": 2}}}, "engines.a has several nodes, which needs leaderScript"),
@@ -618,6 +635,13 @@ def test_a_password_in_a_url_does_not_become_part_of_a_config_map(tmp_path):
     assert "gateway.traces.endpoint: its URL has a user or a password" in str(refused)
     assert "hunter2" not in str(refused)
     assert not output.exists()
+
+
+def test_open_gateways_beside_keys_are_refused(tmp_path):
+    """Before the fix they answered everyone, and billed no one."""
+    refused = chart_of(tmp_path, {**LLAMA, "gateway": {"open": True, "store": "postgresql://db.example/llmops"}})
+    assert isinstance(refused.exception, InputError)
+    assert "leave one of the two out" in str(refused.exception)
 
 
 def test_an_image_without_a_digest_is_refused_before_helm_refuses_it(tmp_path):

@@ -123,6 +123,7 @@ runtimeClassName: {{ . }}
 {{- include "llmops.bounds" (dict "place" "gateway" "scaling" .Values.gateway.autoscaling "min" 2 "max" 10) }}
 {{- if and .Values.control.enabled (not .Values.secrets.store.name) }}{{ fail "control keeps everything in the store: set secrets.store.name, or control.enabled=false" }}{{ end }}
 {{- if and (not .Values.secrets.store.name) (not .Values.open) }}{{ fail "gateways require API keys, which are in the store: set secrets.store.name, or open=true to serve callers without keys" }}{{ end }}
+{{- if and .Values.secrets.store.name .Values.open }}{{ fail "open=true answers everyone without a key and bills no one, also the holders of the keys in secrets.store: leave one of the two out" }}{{ end }}
 {{- if not .Values.engines }}{{ fail "engines is empty, so there is nothing to serve: name a pool in engines" }}{{ end }}
 {{- include "llmops.image" (dict "name" "gateway" "reference" .Values.image.gateway "file" "Dockerfile.gateway") }}
 {{- include "llmops.image" (dict "name" "engine" "reference" .Values.image.engine "file" "Dockerfile.trtllm") }}
@@ -144,6 +145,7 @@ runtimeClassName: {{ . }}
 {{- if and .Values.kafka.user (not .Values.secrets.kafka.name) }}{{ fail "kafka.user needs a password: set secrets.kafka.name" }}{{ end }}
 {{- if and .Values.kafka.servers (not .Values.secrets.signing.name) }}{{ fail "usage events on Kafka are signed: set secrets.signing.name to a Secret with a signing key (`openssl rand -hex 32`)" }}{{ end }}
 {{- if and (regexMatch "key_env: \"?\\w" (toYaml .Values.gateway.settings)) (not .Values.secrets.environment.name) }}{{ fail "gateway.settings name variables as key_env: set secrets.environment.name to a Secret with a key for each variable" }}{{ end }}
+{{- if regexMatch "\\w://[^/?#\\s]*@" (toYaml .Values.gateway.settings) }}{{ fail "gateway.settings has a URL with a user or a password, which the ConfigMap would show: leave them out, and give the secret through secrets.environment" }}{{ end }}
 {{- if and .Values.monitoring.enabled (not .Values.monitoring.runbooks) }}{{ fail "alerts link to their runbooks: publish deploy/runbooks.md and set monitoring.runbooks to its URL" }}{{ end }}
 {{- if and .Values.monitoring.enabled (not .Values.monitoring.key.name) (or .Values.control.enabled (not .Values.open)) }}{{ fail "Prometheus needs a key for metrics: create one with `llmops key create --scopes metrics` and set monitoring.key.name to a Secret with it" }}{{ end }}
 {{- if .Values.network.enabled }}
