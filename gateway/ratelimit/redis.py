@@ -70,6 +70,9 @@ RELEASE_INTERVAL = 0.05
 # that all divide the limits by the same number when Redis is unavailable. A gateway that has not
 # called since another gateway started would grant more than its part.
 SIGN_OF_LIFE_INTERVAL = 1.0
+# Minimum number of parts into which gateways divide the limits while Redis is unavailable. A gateway
+# that started within the last second, or while Redis was away, knows of no other gateway.
+MIN_PARTS = 2
 # Maximum number of reservations in one call, which then blocks Redis for less than a millisecond.
 MAX_BATCH = 64
 # Minimum seconds between two log lines about failures, and about lost data: a broken Redis may fail
@@ -369,7 +372,7 @@ class RedisLimiter(Limiter):
         return self._alone.reserve_now(shares, asks)
 
     def _share(self, bound: Limit) -> Limit:
-        parts = self.gateways
+        parts = max(self.gateways, MIN_PARTS)
         share = bound.share(parts)
         if bound.money < UNLIMITED:
             known = self._spent(bound)

@@ -196,6 +196,21 @@ async def test_a_valkey_that_loses_its_data_gives_no_money_away(valkey, prefix, 
         assert 480_000 <= spent <= 500_000 + 3 * 2 * 10_000
 
 
+@pytest.mark.parametrize("how", ["after the start", "before the start"])
+async def test_a_valkey_that_goes_away_at_a_start_gives_no_money_away(valkey, prefix, how):
+    """Before the fix, gateways that did not know of each other yet spent $0.75 and $1.00 of $0.50."""
+    want = [Limit("key", money=500_000, period=1)], [LimitRequest(money=10_000, least=10_000)]
+    async with AsyncExitStack() as stack:
+        gateways = [RedisLimiter(valkey.url, prefix, PATIENCE, Clock()) for _ in range(2)]
+        for gateway in gateways:
+            stack.push_async_callback(gateway.close)
+            if how == "after the start":
+                await gateway.start()
+        valkey.kill()
+        asked = [await gateways[at % 2].reserve(*want) for at in range(200)]
+    assert 480_000 <= sum(one.decision.money for one in asked) <= 500_000
+
+
 async def test_what_is_no_redis_is_told_once_without_its_password(prefix, caplog):
     async def chatter(reader, writer):
         writer.write(b"220 mail.example ESMTP\r\n")
