@@ -98,6 +98,14 @@ def _check_model_limits(request: BuildRequest, arguments: Mapping[str, Any]) -> 
             f"On --gpu {gpu}, TensorRT-LLM's backend CUTLASS has no kernels for experts in FP8 blocks; add --set "
             "llm.moe_config.backend=DEEPGEMM."
         )
+    # 1.2 `fused_moe_trtllm_gen.py`, "SM100 Blackwell only", and NVIDIA/TensorRT-LLM #17570, "fails at engine
+    # init"; experts in other formats get CUTLASS instead (create_moe.py, get_moe_cls).
+    gated = architecture.moe is not None and request.weights in ("fp8_block", "mxfp4")
+    if backend == "TRTLLM" and gated and not later and gpu is not None and not 100 <= find_gpu(gpu).sm < 120:
+        raise InputError(
+            f"TensorRT-LLM {request.image.tensorrt_llm} has kernels of the backend TRTLLM for experts on a B200 only, "
+            f"not on --gpu {gpu}; leave llm.moe_config.backend out."
+        )
     # 1.3.0rc29, supported-models.md, footnote of Glm4MoeForCausalLM
     if architecture.family == "glm4_moe" and arguments.get("guided_decoding_backend") == "llguidance":
         raise InputError("llguidance does not work with GLM 4 in TensorRT-LLM; leave llm.guided_decoding_backend out.")

@@ -188,6 +188,13 @@ def test_experts_in_fp8_blocks_have_the_backend_that_runs_on_the_gpu():
     ("deepseek-ai/DeepSeek-R1-0528", "h200-sxm", "moe_config.backend=CUTLASS", ""),
     # 1.3.0rc29, supported-models.md: "supported only with the `xgrammar` backend; `llguidance` is not working"
     ("zai-org/GLM-4.6", "h200-sxm", "guided_decoding_backend=llguidance", "llguidance does not work with GLM 4"),
+    # examples/configs/curated/gpt-oss-120b-throughput.yaml is for a B200; cpp/tensorrt_llm/thop/fp8BlockScaleMoe.cpp:
+    # "Only SM100f is supported by FP8 block scale MOE"
+    ("openai/gpt-oss-120b", "h100-sxm", "moe_config.backend=TRTLLM", "leave llm.moe_config.backend out"),
+    ("deepseek-ai/DeepSeek-R1-0528", "h200-sxm", "moe_config.backend=TRTLLM", "leave llm.moe_config.backend out"),
+    ("openai/gpt-oss-120b", "b200-sxm", "moe_config.backend=TRTLLM", ""),
+    ("openai/gpt-oss-120b", "h100-sxm", "moe_config.backend=TRITON", ""),
+    ("openai/gpt-oss-120b", "h100-sxm --set image=trtllm-1.3", "moe_config.backend=TRTLLM", ""),
     # examples/configs/curated/nemotron-super-marlin.yaml names 1
     ("deepseek-ai/DeepSeek-R1-0528", "h200-sxm", "context_parallel_size=1", ""),
     ("deepseek-ai/DeepSeek-R1-0528", "h200-sxm", "context_parallel_size=2", "leave llm.context_parallel_size out"),
