@@ -126,7 +126,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self.cycle.response_complete:
             return 1
         context = self.cycle.scope.get(CONTEXT_KEY)
-        return 2 if self._head < 0 or (context is not None and context.unauthenticated) else None
+        return 2 if self._head < 0 or getattr(context, "unauthenticated", False) else None
 
     @property
     def _is_answering(self) -> bool:
