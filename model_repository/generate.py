@@ -23,7 +23,7 @@ from llmops.errors import InputError
 from llmops.input_files import leads_outside
 from llmops.model_repository.encoder import encoder_config, encoder_model_name, is_encoder
 from llmops.model_repository.gpu_assignment import GpuRequirement, assign_gpus
-from llmops.model_repository.repository.manifest import REPOSITORY_FILE, RepositoryManifest, ServedEngine
+from llmops.model_repository.repository.manifest import REPOSITORY_FILE, SERVED_NAME, RepositoryManifest, ServedEngine
 from llmops.model_repository.repository.pbtxt import TEMPLATE_DIR, render_config
 from llmops.model_repository.targets import EngineModelConfig, RepositoryTarget, find_target
 
@@ -34,7 +34,6 @@ QUEUED_BATCHES = 4
 GPU_IDS = "gpu_device_ids"
 #: Modules that models inside Triton share with the gateway, and import as llmops_NAME.
 _SHARED_MODULES = {"tensorrt_llm": (contract, round_robin, kv_blocks, process)}
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,7 @@ def _read_engine(argument: str, serving: str | Mapping[str, str]) -> EngineEntry
     directory = Path(path if equals else argument)
     manifest = EngineManifest.load(directory)
     name = given_name if equals else manifest.name
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(SERVED_NAME, name):
         raise InputError(f"{name!r} cannot name a model: use letters, digits, '.', '_' and '-', at most 128 of them.")
     if not manifest.complete:
         raise InputError(f"{directory} is not complete: run `llmops build --resume {directory}` to finish it.")

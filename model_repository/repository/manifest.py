@@ -16,6 +16,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from llmops.errors import InputError, first_validation_error
 from llmops.input_files import read_json
+from llmops.untrusted_text import is_safe_text, json_texts
 
 REPOSITORY_FILE = ".llmops-repository.json"
 #: Maximum size in bytes of a file whose content is compared. The files of a repository are code and
@@ -23,6 +24,8 @@ REPOSITORY_FILE = ".llmops-repository.json"
 MAX_FILE_BYTES = 64 * 2**20
 #: Maximum number of GPUs of one engine, the same as in engine.json.
 _Gpus = Annotated[int, Field(ge=1, le=4096)]
+#: Pattern of a served name, which becomes a folder, and a word in scripts and manifests.
+SERVED_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class RepositoryManifest:
 
     llmops: str = ""
     contract: int = 1
-    engines: dict[str, ServedEngine] = field(default_factory=dict)
+    engines: dict[Annotated[str, Field(pattern=SERVED_NAME)], ServedEngine] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -99,6 +102,9 @@ class RepositoryManifest:
             return cls()
         try:
             content = read_json(path)
+            if not all(map(is_safe_text, json_texts(content, names=True))):
+                # Scripts and printed commands hold these texts.
+                raise ValueError("it has a control character or an invisible character")
             return TypeAdapter(cls).validate_python(content)
         except (OSError, ValueError) as error:
             reason = first_validation_error(error, "the file") if isinstance(error, ValidationError) else error

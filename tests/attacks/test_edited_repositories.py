@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import io
+import json
 import os
 import py_compile
 import shutil
@@ -21,7 +22,7 @@ from llmops.build.trtllm.container_images import bind_mount
 from llmops.cli.main import cli
 from llmops.errors import InputError, ResourceError
 from llmops.model_repository.generate import read_engines
-from llmops.model_repository.repository.manifest import RepositoryManifest
+from llmops.model_repository.repository.manifest import REPOSITORY_FILE, RepositoryManifest
 from llmops.model_repository.repository.validation import check_repository, check_unedited
 from llmops.model_repository.server.installation import find_installation
 from tests.model_repository.test_generate import make_engine
@@ -200,3 +201,15 @@ def test_a_configuration_of_another_form_is_refused(copied: Path, spoil: Callabl
     spoil(copied / ENGINE / "config.pbtxt")
     with pytest.raises(InputError, match=r"config\.pbtxt"):
         check_repository(copied)
+
+
+@pytest.mark.parametrize("change", [("$(id)", {}), ("a", {"directory": "/x\ntouch /tmp/theirs"}), ("a\x1b[2J", {})])
+def test_a_manifest_puts_no_words_into_scripts(copied: Path, change: tuple[str, dict[str, str]]) -> None:
+    """Before the fix, the Slurm script ran the name's `$(id)`, and --dry-run printed the second line as a command."""
+    path = copied / REPOSITORY_FILE
+    content = json.loads(path.read_text())
+    (engine,) = content["engines"].values()
+    path.write_text(json.dumps({**content, "engines": {change[0]: {**engine, **change[1]}}}))
+    refused = CliRunner().invoke(cli, ["serve", str(copied), "--dry-run"])
+    assert isinstance(refused.exception, InputError)
+    assert "or edited" in str(refused.exception)
