@@ -48,7 +48,7 @@ class InMemoryLimiter(Limiter):
             for bound, ask, record, left in zip(bounds, asks, records, decision.left, strict=True):
                 stamp, _, _, spent, period = record
                 self._records[bound.name] = stamp, left[0], left[1], spent, period
-                self._hold(bound, ask.places, money)
+                self.hold(bound, ask.places, money)
             if len(self._records) > MAX_RECORDS:
                 self._forget(now)
         return make_reserve_result((decision, bounds, self))
@@ -60,7 +60,7 @@ class InMemoryLimiter(Limiter):
             requests = min(requests - change.requests, bound.requests)
             tokens = min(tokens - change.tokens, bound.tokens)
             self._records[bound.name] = stamp, requests, tokens, spent + change.spent, period
-            self._hold(bound, change.places, change.money)
+            self.hold(bound, change.places, change.money)
 
     def spent(self, bound: Limit, at_least: int) -> None:
         stamp, requests, tokens, spent, period = self._record(bound, self._clock())
@@ -80,7 +80,8 @@ class InMemoryLimiter(Limiter):
         places, money = self._held.get(bound.name, (0, 0))
         return requests, tokens, bound.places - places, bound.money - spent - money
 
-    def _hold(self, bound: Limit, places: int, money: int) -> None:
+    def hold(self, bound: Limit, places: int, money: int) -> None:
+        """Hold slots and micro-dollars of a limit for open requests; negative numbers free them."""
         if bound.holds and (places or money):
             before = self._held.get(bound.name, (0, 0))
             after = max(before[0] + places, 0), max(before[1] + money, 0)

@@ -125,9 +125,9 @@ class RedisLimiter(Limiter):
         # The period, and the spending in this period according to Redis or the ledger, by the name
         # of the limit.
         self._known: dict[str, tuple[int, int]] = {}
-        # The spending up to which this gateway may go while Redis is unavailable, by budget and
-        # period.
-        self._parts: dict[tuple[str, int], float] = {}
+        # The spending up to which this gateway may go while Redis is unavailable, by the name, period
+        # and money of a budget.
+        self._parts: dict[tuple[str, int, float], float] = {}
         self._waiting: list[_Call] = []
         # Calls run one after another: each call reports what the process holds, which the previous
         # reply changes.
@@ -360,6 +360,8 @@ class RedisLimiter(Limiter):
 
     def _note_held(self, bound: Limit, change: Settlement) -> None:
         add_settlement(self._held, bound, change)
+        # Without Redis, what open requests hold comes out of this gateway's part.
+        self._alone.hold(bound, change.places, change.money)
         held = self._held[bound.name][1]
         if held.places <= 0 and held.money <= 0:
             del self._held[bound.name]
@@ -380,7 +382,7 @@ class RedisLimiter(Limiter):
             # Computed once per outage: later spending comes out of this gateway's share of the
             # rest.
             part = known + max(bound.money - known, 0) / parts
-            share.money = self._parts.setdefault((bound.name, bound.period), part)
+            share.money = self._parts.setdefault((bound.name, bound.period, bound.money), part)
         return share
 
     def _carry(self, bounds: Iterable[Limit], spent: int) -> None:

@@ -211,6 +211,37 @@ async def test_a_valkey_that_goes_away_at_a_start_gives_no_money_away(valkey, pr
     assert 480_000 <= sum(one.decision.money for one in asked) <= 500_000
 
 
+async def test_open_requests_count_in_a_gateways_part_while_valkey_is_away(valkey, prefix):
+    """Before the fix, two gateways spent $0.90 of $0.50, and four requests were open where two may be."""
+    key, slots = Limit("key", money=500_000, period=1), Limit("slots", places=2)
+    ask = LimitRequest(money=10_000, least=10_000, places=1)
+    async with AsyncExitStack() as stack:
+        gateways = [await stack.enter_async_context(shared(valkey.url, prefix, Clock(), PATIENCE)) for _ in range(2)]
+        opened = [await one.reserve([key], [ask]) for one in gateways for _ in range(20)]
+        opened += [await one.reserve([slots], [LimitRequest(places=1)]) for one in gateways]
+        assert all(one.decision.lacking is None for one in opened)
+        valkey.kill()
+        assert [(await one.reserve([slots], [LimitRequest(places=1)])).decision.of for one in gateways] == [
+            "places"
+        ] * 2
+        alone = [await gateways[at % 2].reserve([key], [ask]) for at in range(100)]
+        for one in (*opened[:40], *alone):
+            one.by.settle(one.bounds, Settlement(places=-1, money=-one.decision.money, spent=one.decision.money))
+        late = [await gateways[at % 2].reserve([key], [ask]) for at in range(100)]
+    assert sum(one.decision.money for one in (*opened, *alone, *late)) == 500_000
+
+
+async def test_a_budget_that_changes_while_valkey_is_away_holds(valkey, prefix):
+    """Before the fix, a budget of $0.50 that was lowered to $0.02 still granted $0.25."""
+    ask = LimitRequest(money=10_000, least=10_000)
+    async with shared(valkey.url, prefix, Clock(), PATIENCE) as limiter:
+        valkey.kill()
+        for money, granted in ((500_000, 10_000), (20_000, 0), (600_000, 10_000)):
+            reserved = await limiter.reserve([Limit("key", money=money, period=1)], [ask])
+            assert reserved.decision.money == granted
+            limiter.spent(Limit("key", money=money, period=1), 20_000)
+
+
 async def test_what_is_no_redis_is_told_once_without_its_password(prefix, caplog):
     async def chatter(reader, writer):
         writer.write(b"220 mail.example ESMTP\r\n")
