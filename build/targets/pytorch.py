@@ -6,6 +6,7 @@ The engine folder also has the frozen arguments of `tensorrt_llm.LLM`.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,7 @@ class PytorchTarget(BuildTarget[Checkpoint]):
         check_calibration(request)
         job = PytorchJob(request, read_adapters(spec.options.get("adapters"), checkpoint.architecture))
         check_gpu(request)
+        _check_layout(request, job.arguments)
         _check_blocks(request, job.arguments)
         _check_model_limits(request, job.arguments)
         return job
@@ -117,6 +119,27 @@ def _check_model_limits(request: BuildRequest, arguments: Mapping[str, Any]) -> 
         )
 
 
+def _check_layout(request: BuildRequest, arguments: Mapping[str, Any]) -> None:
+    """Raise InputError for sizes that do not fit --tp, --pp or the layers (`tensorrt_llm/mapping.py`)."""
+    spec, layers = request.spec, request.checkpoint.architecture.num_layers
+    sizes = [arguments.get(f"moe_{kind}_parallel_size") or -1 for kind in ("tensor", "expert", "cluster")]
+    given = math.prod(size for size in sizes if size != -1)
+    if spec.tp % given or (-1 not in sizes[:2] and given != spec.tp):
+        raise InputError(
+            f"llm.moe_tensor_parallel_size and --ep must multiply to --tp {spec.tp}, not to {given}; leave "
+            "llm.moe_tensor_parallel_size and llm.moe_cluster_parallel_size out."
+        )
+    stages = arguments.get("pp_partition")
+    if stages is not None and (
+        not all(isinstance(size, int) for size in stages) or len(stages) != spec.pp or sum(stages) != layers
+    ):
+        raise InputError(
+            f"llm.pp_partition must have {spec.pp} numbers, as --pp, that add up to {layers} layers; leave it out."
+        )
+    if arguments.get("enable_lm_head_tp_in_adp") and not arguments.get("enable_attention_dp"):
+        raise InputError("llm.enable_lm_head_tp_in_adp needs llm.enable_attention_dp=true; leave it out.")
+
+
 def _check_blocks(request: BuildRequest, arguments: Mapping[str, Any]) -> None:
     """Raise InputError if ranks would split a block of 128 weights that share a scale.
 
@@ -130,7 +153,8 @@ def _check_blocks(request: BuildRequest, arguments: Mapping[str, Any]) -> None:
         return
     attention = 1 if arguments.get("enable_attention_dp") else tp
     if arch.moe is not None:
-        width, parts = arch.moe.moe_intermediate_size, int(arguments.get("moe_tensor_parallel_size") or tp // ep)
+        width, parts = arch.moe.moe_intermediate_size, arguments.get("moe_tensor_parallel_size") or -1
+        parts = tp // ep if parts == -1 else parts
     else:
         width, parts = arch.intermediate_size, attention
     _check_width(tp, "MLP", width, parts, _whole_blocks(arch, width, tp))

@@ -205,6 +205,27 @@ def test_a_field_that_the_model_cannot_have_is_refused(hub_id, gpu, setting, say
     assert says in error if says else not error
 
 
+@pytest.mark.parametrize(("words", "setting", "says"), [
+    ("--tp 8 --ep 8", "moe_tensor_parallel_size=2", "must multiply to --tp 8, not to 16; leave"),
+    ("--tp 8 --ep 8", "moe_cluster_parallel_size=2", "must multiply to --tp 8, not to 16; leave"),
+    ("--tp 8 --ep 8", "moe_tensor_parallel_size=1", ""),
+    ("--tp 8 --ep 8", "moe_tensor_parallel_size=-1", ""),
+    ("--tp 8 --ep 1", "moe_tensor_parallel_size=-1", "would split the MLP of 1536 into 8 parts"),
+    ("--tp 4 --ep 4 --pp 2", "pp_partition=[50,44]", ""),
+    ("--tp 4 --ep 4 --pp 2", "pp_partition=[50,40]", "2 numbers, as --pp, that add up to 94 layers; leave"),
+    ("--tp 4 --ep 4 --pp 2", "pp_partition=[94]", "2 numbers, as --pp, that add up to 94 layers; leave"),
+    ("--tp 4 --ep 4 --pp 2", 'pp_partition=["47","47"]', "2 numbers, as --pp, that add up to 94 layers; leave"),
+    ("--tp 8 --ep 8", "enable_lm_head_tp_in_adp=true", "needs llm.enable_attention_dp=true"),
+    ("--tp 8 --ep 8 --set llm.enable_attention_dp=true", "enable_lm_head_tp_in_adp=true", ""),
+])  # fmt: skip
+def test_sizes_that_fit_no_layout_are_refused(words, setting, says):
+    """1.2 tensorrt_llm/mapping.py: "moe_tp_size * moe_ep_size * moe_cluster_size must equal to", `pp_layers`, "does not
+    match", "enable_lm_head_tp_in_adp requires enable_attention_dp".
+    """
+    error = dry_run("Qwen/Qwen3-235B-A22B-FP8", *words.split(), "--set", f"llm.{setting}")[1]
+    assert says in error if says else not error
+
+
 def test_blocks_for_an_unknown_gpu_are_refused_with_the_flag_that_names_it():
     words = (
         "deepseek-ai/DeepSeek-R1-0528",
