@@ -1,10 +1,9 @@
 """Finish an engine folder whose last step needs other hardware (`llmops build --resume DIR`)."""
 
-import os
 import shutil
 from pathlib import Path
 
-from llmops.build.engine_folder.atomic_folder import report_full_disk, sync_tree
+from llmops.build.engine_folder.atomic_folder import report_full_disk, sync_tree, write_text_atomically
 from llmops.build.engine_folder.build_lock import exclusive_build
 from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest, measure_weights
 from llmops.build.engine_folder.manifest_extras import TensorrtExtra
@@ -36,7 +35,8 @@ def resume(folder: Path, in_container: bool = False, progress: Progress | None =
 
 def _finish(manifest: EngineManifest, folder: Path, in_container: bool, progress: Progress) -> EngineManifest:
     extra = manifest.extra if isinstance(manifest.extra, TensorrtExtra) else None
-    if extra is None or not extra.trtllm_build:
+    # The folder may come from elsewhere, and must not name another program.
+    if extra is None or extra.trtllm_build[:1] != [trtllm_build.PROGRAM]:
         raise InputError(f"{folder} is not complete, but nothing can be resumed in it; build it again.")
     image = image_of(extra.image)
     argv = extra.trtllm_build
@@ -78,6 +78,4 @@ def _save(manifest: EngineManifest, folder: Path) -> None:
     A crash therefore never leaves the field `complete` true for an engine that is not.
     """
     sync_tree(folder / trtllm_build.ENGINE_DIR)
-    part = folder / f".{FILE_NAME}.part"
-    part.write_text(manifest.text())
-    os.replace(part, folder / FILE_NAME)
+    write_text_atomically(folder / FILE_NAME, manifest.text())

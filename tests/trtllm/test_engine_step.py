@@ -19,7 +19,7 @@ from llmops.build.spec import BuildSpec
 from llmops.build.targets import tensorrt
 from llmops.build.targets.nvidia import trtllm_build
 from llmops.build.trtllm.image_selection import image_of
-from llmops.errors import BuildError, MissingDependencyError, VersionMismatchError
+from llmops.errors import BuildError, InputError, MissingDependencyError, VersionMismatchError
 from tests.support.manifests import engine_manifest
 from tests.support.processes import commands
 from tests.support.programs import install_program
@@ -154,6 +154,21 @@ def test_without_the_program_the_image_is_named(folder, monkeypatch):
         resume(folder)
     with pytest.raises(MissingDependencyError, match="docker"):
         resume(folder, in_container=True)
+
+
+def test_a_folder_from_elsewhere_runs_no_other_program_and_writes_no_other_file(folder, program, tmp_path):
+    """Before the fix, the files behind these links were overwritten, and `sh` in engine.json ran."""
+    own = [tmp_path / "log", tmp_path / "part"]
+    for link, file in zip((folder / trtllm_build.LOG, folder / ".engine.json.part"), own, strict=True):
+        file.write_text("mine")
+        link.symlink_to(file)
+    assert resume(folder)[0].complete
+    assert [file.read_text() for file in own] == ["mine", "mine"]
+    extra = {"trtllm_build": ["sh", "-c", f"touch {tmp_path}/theirs"], "image": image_of("26.07").reference}
+    engine_manifest("tensorrt", complete=False, extra={**extra, "tensorrt_llm": "1.2.1"}).save(folder)
+    with pytest.raises(InputError, match="nothing can be resumed"):
+        resume(folder)
+    assert not (tmp_path / "theirs").exists()
 
 
 def test_another_version_is_refused(folder, program, monkeypatch):
