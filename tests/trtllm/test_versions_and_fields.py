@@ -125,6 +125,8 @@ SPECULATIONS = "NGram, MTP, Eagle3, Draft_Target, AUTO, SaveState"
         ({"kv_connector_config": {"connector_module": "m"}}, "needs connector_module, connector_scheduler_class and"),
         # _torch/pyexecutor/py_executor_creator.py, get_guided_decoding_config: `assert tokenizer is not None`
         ({"skip_tokenizer_init": True, "guided_decoding_backend": "xgrammar"}, "grammars need a tokenizer; leave"),
+        # _torch/attention_backend/utils.py, get_attention_backend: another name falls back to TRTLLM
+        ({"attn_backend": "FLASHINFR"}, "takes TRTLLM, FLASHINFER, VANILLA"),
         # `batch_sizes: Optional[List[int]]`
         ({"cuda_graph_config": {"batch_sizes": ["a"], "max_batch_size": 8}}, "must be a list of whole numbers"),
         # 1.2.1 _torch/pyexecutor/py_executor.py: `max(self.llm_args.max_stats_len, 1)`
@@ -145,6 +147,7 @@ BOTH = {
     "env_overrides": {"A": "1"}, "nvfp4_gemm_config": {"allowed_backends": ["cutlass"]}, "max_stats_len": 100,
     "sampler_force_async_worker": True, "enable_layerwise_nvtx_marker": True,
     "moe_config": {"use_low_precision_moe_combine": True}, "skip_tokenizer_init": True,
+    "attn_backend": "flashinfer",
     "cache_transceiver_config": {"kv_transfer_sender_future_timeout_ms": 500},
 }  # fmt: skip
 
