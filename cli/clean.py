@@ -21,6 +21,8 @@ PARTS = {
     "usage": ("usage", "usage that the store does not have yet: once removed, it is never billed"),
     "store": ("store.db*", "keys, tenants, prices and usage of the default store: they cannot be recovered"),
 }
+#: Ends of the names of the store's files. Files with other ends, such as backups, stay.
+_STORE_ENDS = ("", "-wal", "-shm", "-journal", ".lead")
 REBUILT = ("engines", "backends", "hashes")
 
 
@@ -70,7 +72,8 @@ def command(names: tuple[str, ...], yes: bool, as_json: bool) -> None:
 
 
 def _files(folder: Path, name: str) -> list[Path]:
-    return sorted(folder.glob(PARTS[name][0]))
+    ours = {f"store.db{end}" for end in _STORE_ENDS}
+    return sorted(path for path in folder.glob(PARTS[name][0]) if name != "store" or path.name in ours)
 
 
 def _part(folder: Path, name: str) -> CachePart:

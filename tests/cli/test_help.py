@@ -88,6 +88,10 @@ def test_clean_shows_what_is_there_and_removes_what_is_asked_for(tmp_path: Path)
     assert removed.returncode == 0
     assert not (tmp_path / "up").exists()
     assert (tmp_path / "store.db").exists()
+    for name in ("store.db-wal", "store.db.bak", "store.db-2026"):  # the last two are an operator's backups
+        (tmp_path / name).write_text("x")
+    assert run("clean", "store", "--yes", env=environment).returncode == 0
+    assert sorted(path.name for path in tmp_path.glob("store*")) == ["store.db-2026", "store.db.bak"]
     assert run("clean", "everything", env=environment).stderr == (
         "Error: There is no part `everything`; choose from engines, backends, hashes, usage, store, or all.\n"
     )
