@@ -12,8 +12,8 @@ from time import monotonic
 from llmops.clocks import utc_now
 from llmops.gateway.errors import RateLimitError
 from llmops.gateway.interfaces import Outcome, Quota, QuotaReservation, Usage
-from llmops.gateway.ratelimit.backend import Limiter, ReserveResult
-from llmops.gateway.ratelimit.buckets import Limit, LimitRequest, Settlement, make_settlement
+from llmops.gateway.ratelimit.backend import Limiter, ReserveResult, make_reserve_result
+from llmops.gateway.ratelimit.buckets import Limit, LimitRequest, Settlement, make_decision, make_settlement
 from llmops.gateway.ratelimit.budgets import Budgets, CostSource, Tariff
 from llmops.gateway.ratelimit.headers import openai_headers, tightest_levels
 from llmops.gateway.ratelimit.limit_errors import (
@@ -156,7 +156,7 @@ class Reservation(QuotaReservation):
     ) -> int:
         self._model, self._answers, self._bounded = model, answers, bounded
         bounds, entered = self._plan.of(model), not self._owes_entry
-        if not bounds.all or (entered and not bounds.more):
+        if not bounds.all or (entered and not bounds.more and known is None):
             return most
         amount = self._amount(bounds, prompt, most) if known is None else known
         money = least = 0
@@ -168,7 +168,16 @@ class Reservation(QuotaReservation):
             if money and (plan.fresh <= self._limits.clock() or plan.generation != generation):
                 plan.fresh = await self._limits.budgets.known(plan.budgets)
                 plan.generation = generation
-        asks = bounds.asks(amount if known is None else 0, money, least, entered)
+        if known is not None:
+            # No limit rejects an answer that is taken over, because the hold of its lost gateway
+            # may still count.
+            hold, limiter = LimitRequest(places=1), self._limits.limiter
+            limiter.settle(bounds.all, Settlement(places=1, money=money))
+            held = make_reserve_result((make_decision(((), money, None, "", 0.0)), bounds.all, limiter))
+            self._reserved.append(ReservedAmounts(held, bounds.all, hold, known))
+            self._limits.watch(self)
+            return most
+        asks = bounds.asks(amount, money, least, entered)
         reserved = await self._reserve(bounds, asks)
         if not entered or not bounds.own:
             self._reserved.append(ReservedAmounts(reserved, reserved.bounds, asks[0], amount if model else 0))

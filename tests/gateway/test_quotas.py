@@ -9,10 +9,11 @@ from datetime import UTC, datetime
 import anthropic
 import pytest
 
+from llmops.gateway.errors import RateLimitError
 from llmops.gateway.http.middleware import Check
 from llmops.gateway.interfaces import Budget, Caller, Outcome, Quota, QuotaReservation, Usage
 from llmops.gateway.ratelimit.buckets import Limit, LimitRequest
-from llmops.gateway.ratelimit.limits import GROWTH_INTERVAL, RateLimits
+from llmops.gateway.ratelimit.limits import GROWTH_INTERVAL, RateLimits, Reservation
 from llmops.gateway.ratelimit.memory import InMemoryLimiter
 from llmops.gateway.ratelimit.output_length import INITIAL_TOKENS
 from llmops.gateway.ratelimit.quotas import CallerLimits
@@ -385,3 +386,34 @@ async def test_an_answer_that_another_gateway_takes_over_is_counted_once(ended):
     key = [Limit("key-a::", tokens=1000)]
     assert gate.limiter.reserve_now(key, [LimitRequest()]).decision.left[0][1] == 1000 - 50
     await gate.close()
+
+
+async def test_an_answer_that_is_taken_over_holds_its_money_and_slot_although_its_gateways_hold_still_counts():
+    """Before the fix, the lost gateway's hold left nothing, so the answer held and cost nothing here."""
+    quota = Quota("key", concurrent=2, budget=Budget(PRICE * 1_000, "month"))
+    limits = RateLimits(InMemoryLimiter(Clock()), Ledger(), now=lambda: NOON)
+    plan = CallerLimits((quota,))
+
+    async def asked() -> Reservation:
+        one = limits.new_reservation(plan)
+        try:
+            await one.enter()
+            assert await one.tokens("m", 400, 300) == 300
+        except RateLimitError:
+            one.close(Outcome(429))
+            raise
+        return one
+
+    lost = await asked()
+    taken = limits.new_reservation(plan)
+    assert await taken.tokens("m", 400, 300, known=400) == 300
+    lost.hand_over()
+    lost.close(Outcome(0))
+    with pytest.raises(RateLimitError):
+        await asked()
+    taken.close(Outcome(200, "stop", Usage(400, 300)))
+    with pytest.raises(RateLimitError):
+        await asked()
+    left = limits.limiter.reserve_now(plan.before.all, [LimitRequest()]).decision.left[0]
+    assert left[2:] == (2, 0)
+    await limits.close()
