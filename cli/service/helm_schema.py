@@ -233,6 +233,7 @@ class Backends(_ChartModel):
     oidc: list[EgressRule] = []
     traces: list[EgressRule] = []
     hub: list[EgressRule] = [EgressRule(ports=[PolicyPort(port=443)])]
+    kubernetes: list[EgressRule] = [EgressRule(ports=[PolicyPort(port=443), PolicyPort(port=6443)])]
     extra: list[EgressRule] = []
 
 

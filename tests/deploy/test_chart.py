@@ -477,6 +477,17 @@ def test_a_leader_enters_the_workers_of_its_pool_and_no_other_pod(name, workers)
     }  # fmt: skip
 
 
+def test_leaders_reach_no_other_address_than_the_api_server_that_is_named():
+    """Before the fix, a leader could send prompts to port 443 of any address, which no value could forbid."""
+    server = [{"to": [{"ipBlock": {"cidr": "10.0.0.1/32"}}], "ports": [{"port": 443}]}]
+    network = {"backends": {**KEYS["network"]["backends"], "kubernetes": server}}
+    rendered = template({**KEYS, "engines": {"big": SEVERAL}, "network": network})
+    policies = [one for one in rendered if one["kind"] == "NetworkPolicy"]
+    leader = dict(walk.pods(rendered))["LeaderWorkerSet release-big leaderTemplate"]["metadata"]["labels"]
+    reached = {ip for ip in ("10.0.0.1", "203.0.113.9") if allowed(policies, Pod(leader), Pod({}, ip=ip), 443)}
+    assert reached == {"10.0.0.1"}
+
+
 def test_a_new_version_gets_no_requests_before_its_rollout_and_has_a_name_for_it():
     labels = {label: template["metadata"]["labels"] for label, template in pods("several pools")}
     found = {
