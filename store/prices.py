@@ -69,8 +69,14 @@ async def set_price(connection: AsyncConnection, price: Price, by: AuditContext)
     """Set a price. Replace a price of the same model and date that is not yet in force.
 
     Raises:
-        InputError: The date is in the past, and usage since then has been billed.
+        InputError: The date is in the past, and usage since then has been billed; or cached tokens
+            cost more than others, so that no budget could reserve a request's cost.
     """
+    if price.cached_micros > price.input_micros:
+        raise InputError(
+            "Cached prompt tokens cannot cost more than other prompt tokens, by whose price budgets reserve money; "
+            "give a lower price for them."
+        )
     if price.valid_from < by.at:
         raise InputError(
             f"A price cannot begin in the past ({price.valid_from:%Y-%m-%d %H:%M:%S} UTC), as past usage is billed; "

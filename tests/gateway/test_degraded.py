@@ -1,5 +1,6 @@
 """Degraded mode: levels with hysteresis, what each takes away, and the switch by hand."""
 
+import os
 from itertools import pairwise
 
 import pytest
@@ -77,7 +78,12 @@ def test_an_operators_file_wins_until_it_goes(tmp_path):
         path.write_text(content)
         degradation.update({"a": 0.0})
         assert degradation.level("a") == level, content
+    # read after it was cut and before it was written, within one tick of the clock
+    path.write_text("")
+    degradation.update({"a": 0.0})
+    cut = path.stat().st_mtime_ns
     path.write_text("1")
+    os.utime(path, ns=(cut, cut))
     degradation.update({"a": 0.0})
     path.unlink()
     degradation.update({"a": 0.0})

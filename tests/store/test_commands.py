@@ -238,6 +238,9 @@ def test_prices(llmops):
     assert [line.rstrip().endswith("in force") for line in listed] == [False, True, False]
     late = llmops("price", "set", "smollm2", "--input", "1", "--output", "1", "--from", "2020-01-01")
     assert (late.code, "cannot begin in the past" in late.err) == (2, True)
+    # before the fix, a budget reserved 60 cents for a request that cost 30 dollars
+    dear = llmops("price", "set", "smollm2", "--input", "0.6", "--cached", "30", "--output", "1")
+    assert (dear.code, "cannot cost more than other prompt tokens" in dear.err) == (2, True)
 
 
 @BOTH

@@ -109,7 +109,7 @@ class LevelFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._stamp: tuple[int, int] | None = None
+        self._stamp: tuple[int, int, int] | None = None
         self._levels: dict[str, DegradedLevel] = {}
 
     def level(self, model: str) -> DegradedLevel | None:
@@ -124,7 +124,8 @@ class LevelFile:
         """
         try:
             stat = self._path.stat()
-            stamp = (stat.st_mtime_ns, stat.st_ino)
+            # A file that is written twice within one tick of the clock keeps its time.
+            stamp = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
         except OSError:
             stamp = None
         if stamp == self._stamp:
