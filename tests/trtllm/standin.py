@@ -584,7 +584,10 @@ class LLM:
         running = sum(len(one.outputs[0].token_ids) for one in self.results if not (one.finished or one.aborted_))
         iterations = self.kept[0][:]
         del self.kept[0][: len(iterations)]
-        cache = {"maxNumBlocks": 100, "usedNumBlocks": self.used + running // 32, "tokensPerBlock": 32}
+        used, config = self.used + running // 32, self.arguments.kv_cache_config
+        # before #15075, every block in host memory counts as used
+        host = 400 if not self.later and config is not None and config.host_cache_size else 0
+        cache = {"maxNumBlocks": 100 + host, "usedNumBlocks": used + host, "tokensPerBlock": 32}
         return [
             {"iter": one, "kvCacheStats": {**cache, "reusedBlocks": 3}, "gpuMemUsage": 5000,
              "cpuMemUsage": 600, "pinnedMemUsage": 70, "inflightBatchingStats": {"numPausedRequests": 2}}

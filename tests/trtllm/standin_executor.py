@@ -455,7 +455,9 @@ class Executor:
 
     def _statistics(self, fresh: list[_Running]) -> Any:
         used = len(self._blocks)
-        cache = SimpleNamespace(max_num_blocks=100, used_num_blocks=used, free_num_blocks=100 - used,
+        # before #15075, every block in host memory counts as used
+        host = 400 if self.config.kv_cache_config.host_cache_size else 0
+        cache = SimpleNamespace(max_num_blocks=100 + host, used_num_blocks=used + host, free_num_blocks=100 - used,
                                 tokens_per_block=self.size, reused_blocks=3)  # fmt: skip
         prefilled = sum(len(one.request.input_token_ids) - one.reused * self.size for one in fresh)
         batch = SimpleNamespace(num_scheduled_requests=len(self._active), num_context_requests=len(fresh),

@@ -160,6 +160,20 @@ def test_the_state_is_the_executors(runtime):
     runtime.cancel(1)
 
 
+def test_blocks_in_host_memory_are_not_the_gpus(folder):
+    with closing(make(folder, kv_cache_host_memory_bytes="1000")) as runtime:
+        assert runtime.stats()[6:8] == (0, 0)
+        runtime.submit(1, ask([10, 11, 12], 1), 0)
+        list(runtime.step())
+        few = runtime.stats()
+        runtime.submit(2, ask(list(range(40)), 10_000), 0)
+        list(runtime.step())
+        many = runtime.stats()
+        assert 95 < few.kv_blocks_max == many.kv_blocks_max <= 100
+        assert many.kv_blocks_used >= 9
+        runtime.cancel(2)
+
+
 def test_sampling_is_handed_over():
     request = ask([1], 7, end_ids=frozenset({2, 9}), stop_words=[[4]])
     request.sampling.temperature, request.sampling.top_p, request.sampling.seed = 0.7, 0.9, 41

@@ -272,6 +272,23 @@ def test_statistics_are_read_as_long_as_the_runtime_lives(quick, runtime):
         wait_until(lambda wanted=iteration: runtime.stats().kv_blocks_used == wanted)
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_blocks_in_host_memory_are_not_the_gpus(quick, version):
+    """Admission keeps a share of all blocks free: with much host memory, more than the GPU has."""
+    arguments = {**ARGUMENTS, "kv_cache_config": {"host_cache_size": 1 << 34}}
+    with closing(make(version, arguments)) as runtime:
+        library = standin.LLM.made[-1]
+        library.used = 0
+        runtime.submit(1, ask([10, 11, 12], 1), 0)
+        wait_until(lambda: runtime.stats().kv_blocks_max)
+        library.used = 30
+        library.iterate()
+        wait_until(lambda: runtime.stats().kv_blocks_used)
+        assert runtime.stats()[6:8] == (100, 30)
+        runtime._forget_readings("statistics")
+        assert runtime.stats()[6:8] == (0, 0)
+
+
 REUSE = {**ARGUMENTS, "kv_cache_config": {"enable_block_reuse": True, "tokens_per_block": 4}}
 
 

@@ -41,6 +41,7 @@ from .stop_words import StopWordMatcher
 from .trtllm_library import (
     EVENTS_KEPT,
     NO_WAIT,
+    GpuBlocks,
     as_tensor,
     check_grammar,
     check_guided_end,
@@ -150,6 +151,7 @@ class ExecutorRuntime(EngineRuntime):
         self._keys: dict[int, int] = {}
         self._latest: Any = None
         self._prefilled = 0
+        self._gpu_blocks = GpuBlocks(has_host_blocks=bool(config.kv_cache_config.host_cache_size))
         # with attention windows, the library's number of blocks is a sum over the windows
         self._counts_blocks = not options.parameters.get("max_attention_window_size")
         reuses = config.kv_cache_config.enable_block_reuse
@@ -248,6 +250,8 @@ class ExecutorRuntime(EngineRuntime):
         latest, active = self._latest, len(self._sequences)
         cache = getattr(latest, "kv_cache_stats", None)
         batch = getattr(latest, "inflight_batching_stats", None)
+        counts = (0, 0) if cache is None else (int(cache.max_num_blocks), int(cache.used_num_blocks))
+        blocks, used = self._gpu_blocks.count(*counts)
         waiting_prompts = [sequence.prompt_tokens for sequence in self._sequences.values() if not sequence.started]
         scheduled = min(active, self._options.max_batch_size)
         memory = {} if latest is None else {
@@ -260,8 +264,8 @@ class ExecutorRuntime(EngineRuntime):
             context=len(waiting_prompts),
             context_tokens=sum(waiting_prompts),
             iteration=0 if latest is None else int(latest.iter),
-            kv_blocks_max=0 if cache is None else int(cache.max_num_blocks),
-            kv_blocks_used=0 if cache is None else int(cache.used_num_blocks),
+            kv_blocks_max=blocks,
+            kv_blocks_used=used,
             tokens_per_block=0 if cache is None else int(cache.tokens_per_block),
             max_requests=self._options.max_batch_size,
             kv_blocks_reused=None if cache is None else int(cache.reused_blocks),

@@ -41,6 +41,7 @@ from .stop_words import StopWordMatcher
 from .trtllm_library import (
     EVENTS,
     NO_WAIT,
+    GpuBlocks,
     Library,
     as_tensor,
     check_announced,
@@ -53,6 +54,7 @@ from .trtllm_library import (
     leave_mpi_job,
     load_library,
     ordered_end_ids,
+    release,
     restrict_visible_gpus,
     sampling_fields,
 )
@@ -179,6 +181,8 @@ class TrtllmRuntime(EngineRuntime):
         # with attention DP each rank has a cache, and the library reports the statistics of the
         # first rank (1.2.1 and 1.3 _torch/pyexecutor/py_executor.py)
         self._caches = int(arguments.get("tensor_parallel_size") or 1) if arguments.get("enable_attention_dp") else 1
+        has_host_blocks = bool(_cache_field(arguments, "host_cache_size", 0)) and release(self._api.version) < (1, 3)
+        self._gpu_blocks = GpuBlocks(has_host_blocks=has_host_blocks)
         self._with_stats = bool(arguments.get("enable_iter_perf_stats"))
         self._logged_failures: set[str] = set()
         self._loop = asyncio.new_event_loop()
@@ -321,6 +325,7 @@ class TrtllmRuntime(EngineRuntime):
 
     def stats(self) -> EngineStats:
         cache, batch = (self._latest.get(name) or {} for name in ("kvCacheStats", "inflightBatchingStats"))
+        blocks, used = self._gpu_blocks.count(int(cache.get("maxNumBlocks", 0)), int(cache.get("usedNumBlocks", 0)))
         prefill = [state.prompt_tokens for state in self._sequences.values() if not state.started]
         active = len(self._sequences)
         scheduled = min(active, self._options.max_batch_size)
@@ -331,8 +336,8 @@ class TrtllmRuntime(EngineRuntime):
             context=len(prefill),
             context_tokens=sum(prefill),
             iteration=self._iteration,
-            kv_blocks_max=int(cache.get("maxNumBlocks", 0)) * self._caches,
-            kv_blocks_used=int(cache.get("usedNumBlocks", 0)) * self._caches,
+            kv_blocks_max=blocks * self._caches,
+            kv_blocks_used=used * self._caches,
             tokens_per_block=int(cache.get("tokensPerBlock", 0)),
             max_requests=self._options.max_batch_size,
             kv_blocks_reused=cache.get("reusedBlocks"),
@@ -427,9 +432,12 @@ def _reported_block_size(arguments: dict[str, Any]) -> int:
     """
     if arguments.get("enable_attention_dp"):
         return 0
+    return int(_cache_field(arguments, "tokens_per_block", 32)) if _cache_field(arguments, EVENTS, 0) else 0
+
+
+def _cache_field(arguments: dict[str, Any], name: str, default: int) -> Any:
     config = arguments.get("kv_cache_config")
-    get = config.get if isinstance(config, dict) else lambda name, default=None: getattr(config, name, default)
-    return int(get("tokens_per_block", 32)) if config is not None and get(EVENTS, 0) else 0
+    return config.get(name, default) if isinstance(config, dict) else getattr(config, name, default)
 
 
 def _abort(state: _Sequence) -> None:

@@ -111,6 +111,27 @@ def choose_profile(profiles: list[dict[str, Any]], version: str) -> dict[str, An
     return profile
 
 
+class GpuBlocks:
+    """Counts the KV-cache blocks on the GPU, of statistics that count those in host memory too.
+
+    1.2 counts every block in host memory as used (NVIDIA/TensorRT-LLM #15075; kvCacheManager.h,
+    getNumAllocatedBlocks). A block that is kept for reuse is free, so the largest number of free
+    blocks so far is the GPU's.
+    """
+
+    def __init__(self, *, has_host_blocks: bool) -> None:
+        self._has_host_blocks = has_host_blocks
+        self._most_free = 0
+
+    def count(self, blocks: int, used: int) -> tuple[int, int]:
+        """Return the number of blocks, and of used blocks, on the GPU. 0 means unknown."""
+        if not self._has_host_blocks or not blocks:
+            return blocks, used
+        free = blocks - used
+        self._most_free = max(self._most_free, free)
+        return self._most_free, self._most_free - free
+
+
 def release(version: str) -> tuple[int, int]:
     """Return the major and the minor number of a version of TensorRT-LLM."""
     major, minor = version.split(".")[:2]
