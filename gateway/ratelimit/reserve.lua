@@ -14,7 +14,9 @@
 -- Returns  A JSON array: the number of gateways that called within the lease, the name of the stored data (`epoch`),
 --          what was spent of each budget (arrays of name and {period, amount}), and for each call
 --          {lacking (0: granted), of, wait, money, what each limit has left}
-local minute, day = 60, 86400
+local minute, hour, day = 60, 3600, 86400
+-- the ordinal of 1970-01-01
+local EPOCH = 719163
 local NAME, REQUESTS, TOKENS, PLACES, MONEY, PERIOD = 1, 2, 3, 4, 5, 6
 -- positions of the values that follow a limit's values
 local ASKED, COUNTED, OPEN, HELD, LEAST, PAID, AMOUNT = 7, 8, 9, 10, 11, 11, 7
@@ -22,6 +24,8 @@ local WHAT = {'requests', 'tokens', 'places', 'money'}
 local prefix, asked = KEYS[1], cjson.decode(ARGV[1])
 local clock = redis.call('TIME')
 local now = tonumber(clock[1]) + tonumber(clock[2]) / 1000000
+-- the ordinal of the latest day on which a period may have begun: a gateway that names a later day has a wrong clock
+local latest = math.floor((now + hour) / day) + EPOCH
 
 local processes = prefix .. ':processes'
 -- the name of the stored data: another name means that the earlier data is lost
@@ -63,7 +67,8 @@ local function kept_record(name)
   local readable, record = pcall(cmsgpack.unpack, kept)
   if readable and type(record) == 'table' and type(record.held) == 'table' then
     local whole = is_number(record.stamp) and is_number(record.requests) and is_number(record.tokens)
-    whole = whole and is_number(record.spent) and record.spent >= 0 and is_number(record.period)
+    whole = whole and is_number(record.spent) and record.spent >= 0
+    whole = whole and is_number(record.period) and record.period <= latest
     for _, held in pairs(record.held) do
       whole = whole and type(held) == 'table' and is_number(held[1]) and is_number(held[2])
     end
@@ -78,7 +83,8 @@ local function record_of(bound)
   local record = records[name]
   if not record then
     record = kept_record(name) or {
-      stamp = now, requests = bound[REQUESTS], tokens = bound[TOKENS], spent = 0, period = bound[PERIOD], held = {}
+      stamp = now, requests = bound[REQUESTS], tokens = bound[TOKENS], spent = 0,
+      period = math.min(bound[PERIOD], latest), held = {}
     }
     records[name] = record
   end
@@ -87,7 +93,7 @@ local function record_of(bound)
   elapsed = math.max(elapsed, 0)
   record.requests = refilled(record.requests, elapsed, bound[REQUESTS])
   record.tokens = refilled(record.tokens, elapsed, bound[TOKENS])
-  if record.period < bound[PERIOD] then record.spent, record.period = 0, bound[PERIOD] end
+  if record.period < bound[PERIOD] and bound[PERIOD] <= latest then record.spent, record.period = 0, bound[PERIOD] end
   return record
 end
 

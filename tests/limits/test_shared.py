@@ -4,6 +4,7 @@ import asyncio
 import signal
 import time
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
@@ -240,6 +241,17 @@ async def test_a_budget_that_changes_while_valkey_is_away_holds(valkey, prefix):
             reserved = await limiter.reserve([Limit("key", money=money, period=1)], [ask])
             assert reserved.decision.money == granted
             limiter.spent(Limit("key", money=money, period=1), 20_000)
+
+
+async def test_a_gateway_whose_clock_is_ahead_refills_no_budget(valkey, prefix):
+    """Before the fix, it spent the budget of its day, $0.50 more."""
+    today, asks = datetime.now(UTC).toordinal(), [LimitRequest(money=500_000, least=500_000)]
+    async with shared(valkey.url, prefix) as right, shared(valkey.url, prefix) as ahead:
+        for limiter, days, granted in ((right, 0, 500_000), (ahead, 400, 0)):
+            bounds = [Limit("key", money=500_000, period=today + days)]
+            assert (await limiter.reserve(bounds, asks)).decision.money == granted
+            limiter.settle(bounds, Settlement(money=-granted, spent=granted))
+            await limiter.reserve(bounds, [LimitRequest()])
 
 
 async def test_what_is_no_redis_is_told_once_without_its_password(prefix, caplog):
