@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import re
 import sys
 from collections.abc import Sequence
 from datetime import date
@@ -26,6 +27,9 @@ GROUPS = ("day", "tenant", "user", "model", "key")
 #: Columns of the table and of the CSV output.
 COUNTS = ("requests", "input_tokens", "cached_tokens", "output_tokens")
 CSV_COLUMNS = (*COUNTS, "reasoning_tokens", "cost_micros", "cost_usd")
+
+#: The place before a formula. Spreadsheets of some languages separate cells by semicolons.
+_FORMULA = re.compile(r"(?:^|(?<=;))\s*(?=[=+@-])")
 
 
 @click.group("usage", invoke_without_command=True)
@@ -128,7 +132,7 @@ def dead_letters(limit: int, admin: AdminClient, as_json: bool) -> None:
 
 def _csv_text(text: str) -> str:
     """Return a text that no spreadsheet evaluates, because a user's name may be a formula."""
-    return escape_unsafe(f"'{text}" if text.startswith(("=", "+", "-", "@")) else text)
+    return escape_unsafe(_FORMULA.sub("'", text))
 
 
 def _dead_letter_row(one: DeadLetterRead) -> list[str]:

@@ -24,6 +24,7 @@ from llmops.cli.monitor.layout import render_screen
 from llmops.cli.monitor.snapshot import PolledGateway, make_snapshot
 from llmops.cli.output import print_fields, print_json, print_table
 from llmops.cli.progress import PlainProgress, RichProgress
+from llmops.cli.usage import _csv_text
 from llmops.control.admin.schemas import AdminRequest, KeyCreate, SafeText, UsageReport
 from llmops.errors import InputError, LlmopsError
 from llmops.gateway.logging_setup import MAX_LOG_MESSAGE_CHARACTERS, SafeFormatter
@@ -135,6 +136,13 @@ def test_a_spreadsheet_runs_no_formula_of_an_address(monkeypatch):
     done = CliRunner().invoke(cli, ["usage", "--by", "user", "--csv", "--url", "http://127.0.0.1:9"])
     (_, row) = csv.reader(io.StringIO(done.stdout))
     assert row[0] == f"'{user}"
+
+
+@pytest.mark.parametrize("user", ["a;=1+1;b@x", "a; @sum(1)@x", ";-1@x"])
+def test_a_spreadsheet_of_another_language_runs_no_formula(user):
+    """Before the fix, one that separates cells by semicolons evaluated what follows one in an address."""
+    assert [cell for cell in _csv_text(user).split(";") if cell.lstrip()[:1] in ("=", "+", "-", "@")] == []
+    assert _csv_text("ann-marie+x=1@acme.example") == "ann-marie+x=1@acme.example"
 
 
 def test_a_category_of_a_strangers_examples_is_escaped(tmp_path, monkeypatch):
