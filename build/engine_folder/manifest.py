@@ -41,7 +41,7 @@ _MAX_VOCABULARY = 1 << 24
 #: number in use is 8192.
 _MAX_BATCH = 1 << 16
 #: Suffixes of the files in a model's folder that users may edit: settings, templates, notes.
-_EDITABLE = frozenset({".json", ".jinja", ".md", ".txt"})
+EDITABLE = frozenset({".json", ".jinja", ".md", ".txt"})
 _Gpus = Annotated[int, Field(ge=1, le=_MAX_GPUS)]
 _Tokens = Annotated[int, Field(ge=1, le=_MAX_TOKENS)]
 _Id = Annotated[int, Field(ge=0, lt=_MAX_VOCABULARY)]
@@ -65,9 +65,9 @@ class _ManifestModel(BaseModel):
 def measure_weights(model_dir: Path) -> dict[str, int]:
     """Return the sizes of the files below `model_dir` by relative path.
 
-    Files that a user may edit (`_EDITABLE`) are left out. Sizes are in bytes.
+    Files that a user may edit (`EDITABLE`) are left out. Sizes are in bytes.
     """
-    files = (path for path in model_dir.rglob("*") if path.is_file() and path.suffix not in _EDITABLE)
+    files = (path for path in model_dir.rglob("*") if path.is_file() and path.suffix not in EDITABLE)
     return {path.relative_to(model_dir).as_posix(): path.stat().st_size for path in sorted(files)}
 
 

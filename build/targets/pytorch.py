@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from llmops.build.checkpoint import Checkpoint
 from llmops.build.checkpoint.file_checks import file_state, read_json, reject_changed_files
 from llmops.build.checkpoint.lora_adapters import AdapterCheckpoint, read_adapters
 from llmops.build.engine_folder.build_stages import link_file, link_tree
+from llmops.build.engine_folder.manifest import EDITABLE
 from llmops.build.engine_folder.manifest_extras import PytorchExtra
 from llmops.build.model.architecture import Architecture
 from llmops.build.plan.gpu_specs import find_gpu
@@ -228,8 +230,9 @@ class PytorchJob(NvidiaJob):
 
 
 def _link_checkpoint(checkpoint: Checkpoint, model_dir: Path) -> None:
-    """Hard-link the checkpoint's files into the engine.
+    """Hard-link the checkpoint's files into the engine, and copy the files that a user may edit.
 
+    An edit of a hard link would change the checkpoint.
     A link changes the time of a file's inode, so the state of the file is read again.
 
     Raises:
@@ -241,7 +244,8 @@ def _link_checkpoint(checkpoint: Checkpoint, model_dir: Path) -> None:
         place = model_dir / file.path
         place.parent.mkdir(parents=True, exist_ok=True)
         reject_changed_files(checkpoint.path, states, [file.path])
-        link_file(file.location, place)
+        make = shutil.copy2 if place.suffix in EDITABLE else link_file
+        make(file.location, place)
         # A file with another inode is a copy, or was replaced since the check, so its old state
         # stays.
         known, linked = states.get(file.path), place.stat()
