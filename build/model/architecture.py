@@ -18,9 +18,9 @@ DTYPES = ("bfloat16", "float16", "float32")
 _STORED_DTYPES = ("float16", "bfloat16")
 #: Maximum value of a number in config.json: TensorRT-LLM's shapes are 32-bit integers.
 _MAX_NUMBER = 2**31 - 1
-#: Maximum number of layers. Lists with an entry per layer are made before other checks, so a
-#: damaged number must not fill the memory.
-_MAX_LAYERS = 10_000
+#: Maximum number of layers. The largest models have 126. Plans take time in proportion to the
+#: square: with 10,000 layers, more than a minute.
+_MAX_LAYERS = 512
 #: Maximum size of an attention head, for whose rotary frequencies memory is taken early, too.
 _MAX_HEAD_DIM = 2**14
 
@@ -286,7 +286,12 @@ class _ConfigReader:
     def layers(self) -> int:
         # config.json of Nemotron 3 Ultra lists the layers and does not count them.
         named = self.raw("layers_block_type")
-        count = self.integer("num_hidden_layers", default=len(named) if isinstance(named, list) else None)
+        return self._few_layers(
+            self.integer("num_hidden_layers", default=len(named) if isinstance(named, list) else None)
+        )
+
+    @staticmethod
+    def _few_layers(count: int) -> int:
         if count > _MAX_LAYERS:
             raise CheckpointError(
                 f"config.json has {count} layers, and at most {_MAX_LAYERS} are possible; download config.json again."
@@ -331,7 +336,9 @@ class _ConfigReader:
             mla=self.mla(),
             sliding_window=self.sliding_window(layers),
             quant_method=self.quant_method(),
-            next_token_layers=self.integer("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0, at_least=0),
+            next_token_layers=self._few_layers(
+                self.integer("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0, at_least=0)
+            ),
             next_token_embeddings=self.flag("mtp_use_dedicated_embeddings", self.family.recurrent is None),
             recurrent=self.recurrent(kinds),
             attention_layers=_places(kinds, "attention") if kinds else None,
@@ -427,7 +434,8 @@ class _ConfigReader:
             raise CheckpointError(
                 f"config.json has `mlp_only_layers` = {_shorten(dense)}; it must be a list of layer indices."
             )
-        moe_layers = tuple(i for i in range(first, layers) if self.is_moe(i, step) and i not in dense)
+        excluded = {layer for layer in dense if isinstance(layer, int)}
+        moe_layers = tuple(i for i in range(first, layers) if self.is_moe(i, step) and i not in excluded)
         if self.single_blocks:
             moe_layers = _places(kinds, "moe")
         size = self.integer(*fields.intermediate_size)

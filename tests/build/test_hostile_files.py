@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import struct
+import time
 import tracemalloc
 import warnings
 from collections.abc import Callable
@@ -240,6 +241,22 @@ def test_heads_that_would_fill_the_memory(change: dict[str, int]) -> None:
     """Before the fix, a build took 5.8 GB and 25 s of CPU for the rotary frequencies of such heads."""
     with pytest.raises(CheckpointError, match="at most 16384 are possible"):
         Architecture.from_hf_config(CONFIGS[0] | change)
+
+
+@pytest.mark.parametrize("field", ["num_hidden_layers", "num_nextn_predict_layers"])
+def test_layers_that_would_take_minutes(field: str) -> None:
+    """Before the fix, `plan` took more than a minute for 10,000 layers, and ran for hours for more next tokens."""
+    with pytest.raises(CheckpointError, match="at most 512 are possible"):
+        Architecture.from_hf_config(CONFIGS[1] | {field: 10_000, "layer_types": None})
+
+
+def test_a_list_of_a_million_dense_layers() -> None:
+    """Before the fix, each layer was looked for in the whole list: an hour for 10,000 layers."""
+    begun = time.thread_time()
+    Architecture.from_hf_config(
+        CONFIGS[1] | {"num_hidden_layers": 512, "layer_types": None, "mlp_only_layers": [-1] * 10**6}
+    )
+    assert time.thread_time() - begun < 1
 
 
 @EXAMPLES

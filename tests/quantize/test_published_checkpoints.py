@@ -119,6 +119,7 @@ def test_an_engine_that_passes_block_fp8_on(published, tmp_path):
         ("fp8", {"weight_block_size": None}, "pytorch", "(fp8), with one scale per tensor, where TensorRT-LLM's "
          "PyTorch backend supports only blocks of 128 x 128; give the full-precision checkpoint with --quant fp8."),
         ("fp8", {"weight_block_size": [64, 64]}, "pytorch", "in blocks of 64 x 64"),
+        ("fp8", {"weight_block_size": {"a": 1}}, "pytorch", "with one scale per tensor"),
         ("fp8", {}, "tensorrt", "(fp8), which --target tensorrt cannot take; give the full-precision checkpoint with "
          "--quant fp8."),
         ("awq", {}, "pytorch", "(awq), which TensorRT-LLM's PyTorch backend does not load; give the full-precision "
