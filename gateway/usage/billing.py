@@ -49,6 +49,9 @@ class Billing:
         self._store, self._now = LazyStore(url, pool_size=1), now
         # The prices of each model, the oldest first; None until the first read.
         self._prices: Mapping[str, Sequence[Price]] | None = None
+        # The times at which prices were read that were in force already. Requests that arrived
+        # earlier reserved money by the price before.
+        self._read_late: dict[Price, datetime] = {}
         self._unpriced: set[str] = set()
         self._task: asyncio.Task[None] | None = None
         self._away = False
@@ -126,6 +129,11 @@ class Billing:
             log.warning("Prices can be read again.")
         self._away = bool(reason)
         if found is not None:
+            if self._prices is not None:
+                now = self._now()
+                late = {one for known in found.values() for one in known if one.valid_from <= now}
+                late -= {one for known in self._prices.values() for one in known}
+                self._read_late.update(dict.fromkeys(late, now))
             self._prices = {model: known for model, known in (self._prices or {}).items() if model in damaged} | found
             self._unpriced -= set(self._prices)
 
@@ -136,7 +144,10 @@ class Billing:
 
     def _price(self, model: str, at: datetime) -> Price | None:
         known = self._prices.get(model) if self._prices else None
-        return price_in_force(known, at) if known else None
+        if not known:
+            return None
+        read = [one for one in known if self._read_late.get(one, at) <= at] if self._read_late else known
+        return price_in_force(read, at) or price_in_force(known, at)
 
     def _warn(self, model: str) -> None:
         if model not in self._unpriced and self._prices is not None:

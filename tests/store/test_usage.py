@@ -228,6 +228,22 @@ async def test_each_price_holds_from_its_moment_on_without_another_look(url, sto
         assert billing.tariff("tiny")(*TOKENS) == 7
 
 
+async def test_a_price_that_is_read_late_holds_for_requests_that_arrive_after_it_was_read(url, store, by):
+    """Before the fix, a budget that had reserved by the old price was billed by the new one, 100 times as high."""
+    set_at, read_at = by.at + timedelta(seconds=1), by.at + timedelta(seconds=20)
+    old, new = Price("tiny", by.at, *CENTS), Price("tiny", set_at, *(100 * each for each in CENTS))
+    await priced(store, by, old)
+    now = Clock(by.at)
+    async with billing_on(url, now) as billing:
+        await priced(store, replace(by, at=set_at), new)
+        now.now = arrived = by.at + timedelta(seconds=10)
+        reserved = billing.tariff("tiny", arrived)(*TOKENS)
+        now.now = read_at
+        await billing.refresh()
+        assert billing.bill("tiny", USED, arrived).micros == reserved == COST
+        assert billing.bill("tiny", USED, read_at).price_id == new.id
+
+
 async def test_cached_tokens_have_their_price_where_the_engine_tells(url, store, by):
     await priced(store, by, Price("tiny", by.at, *CENTS))
     async with billing_on(url, Clock(by.at)) as billing:
