@@ -232,7 +232,7 @@ class EngineManifest(_ManifestModel):
     sampling: RecommendedSampling = RecommendedSampling()
     complete: bool = True
     weight_bytes: dict[_Inside, int] = Field(default_factory=dict)
-    files: list[_Inside] = []
+    files: list[str] = []
     plan: dict[str, Any] | None = None
     quality: QualityMetrics | None = None
     golden: Golden | None = None
