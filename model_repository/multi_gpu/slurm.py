@@ -35,7 +35,7 @@ def slurm_script(plan: MultiNodePlan) -> str:
         gpus_per_node=plan.gpus_per_node,
         listens=", ".join(f"{name} $(hostname):{port}" for name, port in plan.open_ports.items()),
         image=shlex.quote(image),
-        mounts=shlex.quote(",".join(f"{folder}:{folder}" for folder in plan.folders)),
+        mounts=shlex.quote(",".join(f"{folder}:{folder}:ro" for folder in plan.folders)),
         leader=_quoted(plan.leader, inside=bool(plan.follower)),
         follower=_quoted(plan.follower, inside=True),
         server=server_assignment(plan.server),

@@ -71,6 +71,9 @@ def test_slurm_starts_one_task_per_gpu_and_tells_them_apart(repository: Path, tm
     script = export("slurm", repository)
     assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\n#SBATCH --gpus-per-node=8\n" in script
     assert "--container-image='nvcr.io#nvidia/tritonserver:26.07-trtllm-python-py3'" in script
+    # the server could write the engine and its own code
+    mounts = re.search(r"--container-mounts='?([^'\s]+)", script)[1].split(",")
+    assert all(mount.endswith(":ro") for mount in mounts)
     write_program(
         tmp_path / "bin" / "srun",
         '#!/bin/bash\nwhile [[ $1 == --* ]]; do echo "srun $1"; shift; done\n'
