@@ -397,8 +397,11 @@ class QuotaReservation(ABC):
         """Return the response headers that describe the caller's limits."""
 
     @abstractmethod
-    def hand_over(self) -> None:
-        """Leave the reserved tokens to the gateway that takes the answer over and settles them."""
+    def hand_over(self, is_taken: bool = True) -> None:
+        """Leave the reserved tokens to the gateway that takes the answer over and settles them.
+
+        If no gateway has taken the answer yet, its money stays held until this process is gone.
+        """
 
     @abstractmethod
     def close(self, outcome: Outcome) -> None:

@@ -241,7 +241,7 @@ class ChatRun(AnswerRun):
         self.moved = True
         self._context.usage = None  # The gateway that takes the answer over bills all of it.
         if self._context.reservation is not None:
-            self._context.reservation.hand_over()
+            self._context.reservation.hand_over(is_taken=not self._offered)
         if recorder is not None:
             recorder.settle(UsageOwner.OFFERED if self._offered else UsageOwner.ELSEWHERE)
 

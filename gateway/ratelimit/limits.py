@@ -121,7 +121,7 @@ class Reservation(QuotaReservation):
         # Tariff that the money was reserved by; the settlement uses the same tariff.
         self._tariff: Tariff | None = None
         self._model, self._answers, self._bounded = "", 1, True
-        self._closed = self._handed_over = False
+        self._closed = self._handed_over = self._keeps_money = False
 
     @property
     def reserved_tokens(self) -> int:
@@ -209,8 +209,8 @@ class Reservation(QuotaReservation):
                 part.by.settle(part.bounds, Settlement(tokens=total - part.tokens))
                 part.tokens = total
 
-    def hand_over(self) -> None:
-        self._handed_over = True
+    def hand_over(self, is_taken: bool = True) -> None:
+        self._handed_over, self._keeps_money = True, not is_taken
 
     def close(self, outcome: Outcome) -> None:
         if self._closed:
@@ -231,7 +231,8 @@ class Reservation(QuotaReservation):
         for part in self._reserved:
             if part.tokens is not None:
                 tokens = 0 if self._handed_over else total - part.tokens
-                change = make_settlement((0, tokens, -part.places, -part.money, spent))
+                money = 0 if self._keeps_money else part.money
+                change = make_settlement((0, tokens, -part.places, -money, spent))
                 part.by.settle(part.bounds, change)
             elif self._plan.holds:
                 part.by.settle(part.bounds, make_settlement((0, 0, -part.places, 0, 0)))

@@ -4,6 +4,7 @@ Every way in which an answer can end leaves exactly what was used.
 """
 
 import asyncio
+from contextlib import nullcontext
 from datetime import UTC, datetime
 
 import anthropic
@@ -386,6 +387,20 @@ async def test_an_answer_that_another_gateway_takes_over_is_counted_once(ended):
     key = [Limit("key-a::", tokens=1000)]
     assert gate.limiter.reserve_now(key, [LimitRequest()]).decision.left[0][1] == 1000 - 50
     await gate.close()
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+async def test_the_money_of_an_answer_that_is_offered_stays_held_until_it_is_taken(is_taken):
+    """Before the fix, a key spent it again in the second before another gateway took the answer over."""
+    limits = RateLimits(InMemoryLimiter(Clock()), Ledger(), now=lambda: NOON)
+    plan = CallerLimits((Quota("key", budget=Budget(PRICE * 1_000, "month")),))
+    first, second = limits.new_reservation(plan), limits.new_reservation(plan)
+    await first.tokens("m", 400, 300)
+    first.hand_over(is_taken)
+    first.close(Outcome(0))
+    with nullcontext() if is_taken else pytest.raises(RateLimitError):
+        await second.tokens("m", 400, 300)
+    await limits.close()
 
 
 async def test_an_answer_that_is_taken_over_holds_its_money_and_slot_although_its_gateways_hold_still_counts():
