@@ -113,6 +113,8 @@ def generate_repository(entries: Sequence[EngineEntry], output: Path) -> list[st
     _check_output(output)
     folders = [folder for entry in entries for folder in model_folders(entry)]
     scratch = output.parent / f".{output.name}.{os.getpid()}.new"
+    # In a container, a process that was killed had the same id.
+    shutil.rmtree(scratch, ignore_errors=True)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         for folder in folders:

@@ -1,6 +1,7 @@
 """The generated repository: NVIDIA's names and types, all or nothing, one clear sentence for what cannot be served."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,16 @@ def test_a_repository_is_replaced_as_a_whole(engine: Path, tmp_path: Path) -> No
     generate_repository(read_engines([f"a={engine}"]), output)
     assert list(check_repository(output)) == ["a", "a-postprocessing", "a-preprocessing", "a-tensorrt_llm"]
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("left", ["a", "other"])
+def test_the_rest_of_a_killed_process_with_the_same_id_is_not_published(
+    left: str, engine: Path, tmp_path: Path
+) -> None:
+    """Before the fix, the other model was in the repository, and a rest of the same one stopped `llmops repo`."""
+    (tmp_path / f".r.{os.getpid()}.new" / left / "1").mkdir(parents=True)
+    generate_repository(read_engines([f"a={engine}"]), tmp_path / "r")
+    assert "other" not in check_repository(tmp_path / "r")
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
