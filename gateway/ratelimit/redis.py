@@ -125,6 +125,9 @@ class RedisLimiter(Limiter):
         # The period, and the spending in this period according to Redis or the ledger, by the name
         # of the limit.
         self._known: dict[str, tuple[int, int]] = {}
+        # The same according to the ledger while Redis is unavailable. It is not sent to Redis, because
+        # it includes what gateways spend meanwhile and settle later.
+        self._ledger: dict[str, tuple[int, int]] = {}
         # The spending up to which this gateway may go while Redis is unavailable, by the name, period
         # and money of a budget.
         self._parts: dict[tuple[str, int, float], float] = {}
@@ -168,8 +171,13 @@ class RedisLimiter(Limiter):
             self._flush_in(SETTLE_INTERVAL if held is None else RELEASE_INTERVAL)
 
     def spent(self, bound: Limit, at_least: int) -> None:
-        self._note_spent(bound.name, bound.period, at_least)
         self._alone.spent(bound, at_least)
+        if self.up.is_set():
+            # The ledger may have what is not settled in Redis yet.
+            unsent = self._spent(bound) - self._known_of(bound)
+            self._note_spent(bound.name, bound.period, max(at_least - unsent, 0))
+        else:
+            self._ledger[bound.name] = bound.period, at_least
 
     def beat(self) -> None:
         if self.up.is_set():
@@ -303,6 +311,7 @@ class RedisLimiter(Limiter):
         Each attempt begins with a PING. A failed call may have been applied, so its settlements are
         not sent again: without the PING, every attempt in an outage would lose settlements.
         """
+        is_first = not self._epoch
         while not await self._answers() or await self._call([], restore=True) is None:
             await asyncio.sleep(RETRY_INTERVAL)
         if self._trouble:
@@ -310,7 +319,9 @@ class RedisLimiter(Limiter):
                 "Redis at %s, which keeps the limits, answers again; gateways share the limits again.", self._place
             )
             self._trouble = ""
-        self.generation += 1
+        # A Redis that kept its data knows more than the ledger; `_call_next` notices a loss.
+        self.generation += is_first
+        self._ledger.clear()
         self._up_since = time.monotonic()
         self.up.set()
 
@@ -410,7 +421,9 @@ class RedisLimiter(Limiter):
     def _spent(self, bound: Limit) -> int:
         """Return the spending in the limit's period, with unsent settlements, in micro-dollars."""
         settled = self._settled.get(bound.name)
-        return self._known_of(bound) + (settled[1].spent if settled else 0)
+        period, micros = self._ledger.get(bound.name, (0, 0))
+        known = self._known_of(bound) + (settled[1].spent if settled else 0)
+        return max(known, micros) if period == bound.period else known
 
 
 class _FallbackLimiter(InMemoryLimiter):

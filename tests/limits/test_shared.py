@@ -243,6 +243,22 @@ async def test_a_budget_that_changes_while_valkey_is_away_holds(valkey, prefix):
             limiter.spent(Limit("key", money=money, period=1), 20_000)
 
 
+async def test_what_is_spent_while_valkey_is_away_counts_once_although_the_ledger_has_it_too(valkey, prefix):
+    """Before the fix, a budget of $0.50 had $0.10 left and not $0.30, and kept it so when Valkey was back."""
+    bounds, nothing = [Limit("key", money=500_000, period=1)], [LimitRequest()]
+    async with shared(valkey.url, prefix, timeout=PATIENCE) as limiter:
+        valkey.kill()
+        while (one := await limiter.reserve(bounds, [LimitRequest(money=200_000, least=200_000)])).by is limiter:
+            pass
+        one.by.settle(one.bounds, Settlement(money=-200_000, spent=200_000))
+        limiter.spent(bounds[0], 200_000)
+        left = (await limiter.reserve(bounds, nothing)).decision.left[0][3]
+        assert left == 50_000  # of a part of $0.25
+        valkey.start()
+        await until_up(limiter)
+        assert (await limiter.reserve(bounds, nothing)).decision.left[0][3] == 300_000
+
+
 async def test_a_gateway_whose_clock_is_ahead_refills_no_budget(valkey, prefix):
     """Before the fix, it spent the budget of its day, $0.50 more."""
     today, asks = datetime.now(UTC).toordinal(), [LimitRequest(money=500_000, least=500_000)]
