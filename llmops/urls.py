@@ -101,9 +101,11 @@ def without_secrets(url: str) -> str:
 
 
 def failure_reason(error: Exception) -> str:
-    """Return the reason of a failed request, without the URL, which may contain a secret."""
+    """Return the reason of a failed request, without the URL and headers, which may contain a secret."""
     import httpx
 
+    if isinstance(error, httpx.LocalProtocolError):
+        return "a header has a character that HTTP does not allow"
     if isinstance(error, httpx.HTTPStatusError):
         return f"status {error.response.status_code}"
     return str(error) or type(error).__name__

@@ -75,8 +75,8 @@ class StoreUrl:
             return cls(parsed.set(drivername="sqlite+aiosqlite"))
         if parsed.drivername not in _POSTGRES:
             raise InputError(f"The store cannot be {parsed.drivername}; {EXPECTED_FORMS}.")
-        if "@" in f"{parsed.host}{parsed.database}":
-            # Messages show host and database, which would have the end of the password.
+        if "@" in f"{parsed.host}{parsed.database}{parsed.query}":
+            # Messages show host, database and options, which would have the end of the password.
             raise InputError(
                 "The store's URL has more than one @; write @ and / in the user and the password as %40 and %2F."
             )

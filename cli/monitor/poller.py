@@ -15,7 +15,7 @@ from llmops.gateway.replica_address import DNS_PREFIX, DnsAddress, parse_replica
 from llmops.gateway.routing.discovery import resolve_addresses
 from llmops.gateway.telemetry.metric_definitions import SERVER_REACHABLE
 from llmops.untrusted_text import escape_unsafe
-from llmops.urls import fetch_bounded, without_secrets
+from llmops.urls import failure_reason, fetch_bounded, without_secrets
 
 #: Maximum seconds to open a connection, so that an unreachable gateway does not delay the screen.
 CONNECT_TIMEOUT = 2.0
@@ -145,7 +145,7 @@ class GatewayPoller:
                 return "asks for a key with the scope metrics: set LLMOPS_API_KEY"
             return f"answers {error.response.status_code} to /metrics"
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            return f"the connection broke ({escape_unsafe(str(error), 100) or type(error).__name__})"
+            return f"the connection broke ({escape_unsafe(failure_reason(error), 100)})"
         except ValueError:
             return "does not answer like a gateway of llmops"
 

@@ -209,13 +209,14 @@ class ModerationFilter(TextFilter):
             timeout: Seconds that one request may take.
 
         Raises:
-            InputError: The environment variable is not set.
+            InputError: The environment variable has no usable key.
         """
         self.name, self._url, self._model, self._timeout = name, url, model, timeout
-        key = os.environ.get(key_env) if key_env else None
-        if key_env and not key:
+        key = os.environ.get(key_env, "").strip() if key_env else ""
+        if key_env and not (key and key.isascii() and key.isprintable()):
+            kind = "a key of printable ASCII characters" if key else "a key"
             raise InputError(
-                f"The safety filter {name} needs a key in the environment variable {key_env}; set this variable."
+                f"The safety filter {name} needs {kind} in the environment variable {key_env}; set this variable."
             )
         headers = {"authorization": f"Bearer {key}"} if key else {}
         self._client = fair_client(timeout=timeout, headers={**headers, "accept-encoding": "identity"})

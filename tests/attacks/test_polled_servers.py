@@ -21,6 +21,7 @@ from fastapi import FastAPI
 from pydantic import ValidationError
 from starlette.requests import Request
 
+from llmops.cli.monitor.poller import GatewayPoller
 from llmops.cli.openai_client import ChatClient, embed_texts
 from llmops.cli.safety import _ask
 from llmops.control import operations_api
@@ -30,7 +31,7 @@ from llmops.control.rollouts.analysis import Analysis
 from llmops.control.rollouts.runner import notify_webhook
 from llmops.control.rollouts.schemas import RolloutCreate, RolloutSettings
 from llmops.control.rollouts.state_machine import RolloutState
-from llmops.errors import ResourceError, ServerError
+from llmops.errors import InputError, ResourceError, ServerError
 from llmops.gateway.auth.jwks import JwksCache
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.routing.replicas.gauge_scraper import gauges_from_values, parse_metrics_page
@@ -53,6 +54,7 @@ from tests.attacks.harness import MIB, record
 from tests.attacks.test_hostile_servers import EVENTS, Answer, endless, reply, server
 from tests.attacks.test_usage_topic import event as usage_event
 from tests.store.test_rollouts import begin, carry_out, rollout
+from tests.support.pages import Page, PageServer
 
 #: Memory that an answer may take, and its time. Before the fixes a roll-out's Prometheus, its webhook and the receiver
 #: of traces took all memory, and a page of DCGM that comes a byte at a time held the watch for ever.
@@ -534,3 +536,19 @@ async def test_an_engine_that_cannot_be_read_hides_no_missing_events(url: str, l
     await sink.close()
     assert "does not compare the ledger with the engines" in caplog.text
     assert "6 usage events have not arrived" in caplog.text
+
+
+async def test_a_key_with_a_line_break_is_not_printed(monkeypatch) -> None:
+    """Before the fix, the error of a request whose header cannot be sent had the key in it."""
+    monkeypatch.setenv("KEY", "hunter2\nhunter2")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=hunter2%0A")
+    with PageServer(lambda _: Page("{}")) as pages:
+        with pytest.raises(InputError, match="needs a key of printable ASCII"):
+            ModerationFilter("m", pages.url, model=None, key_env="KEY", timeout=1)
+        with pytest.raises(ResourceError, match="a header has a character that HTTP does not allow") as refused:
+            OtlpSpanExporter(pages.url, 1).send([])
+        poller = GatewayPoller([pages.url], [], 1, "hunter2\nhunter2")
+        (gateway,) = (await poller.look()).gateways
+        await poller.close()
+    assert "a header has a character" in gateway.problem
+    assert "hunter2" not in f"{refused.value.message}{gateway.problem}"

@@ -38,6 +38,7 @@ async def refused(url: str) -> LlmopsError:
             "write @ and / in the user and the password as %40",
         ),
         ("postgresql://user:pass@a/hunter2@host/db", "more than one @"),
+        ("postgresql://user:pass@a?hunter2=x@host/db", "more than one @"),
         ("sqlite:///store.db?mode=ro", r"unknown options \(mode\); known are none"),
         ("postgresql://h/d?password=hunter2", r"unknown options \(password\); known are ssl and prepared_"),
         ("postgresql://h/d?sslmode=hunter2", "an unknown sslmode; use one of disable, allow"),
