@@ -25,7 +25,7 @@ T = TypeVar("T")
 MAX_TOTAL_CHARACTERS = 1 << 27
 
 #: Maximum number of characters of a value: twice the default of `limits.prompt_bytes`. The slowest
-#: steps, such as the filter `title`, hold the GIL for half a second with such a text.
+#: steps, such as the method `upper`, hold the GIL for a quarter of a second with such a text.
 MAX_VALUE_CHARACTERS = 1 << 23
 
 #: Maximum number of times that a step may pad, indent or repeat a text. Bounds the work of a step
@@ -38,7 +38,7 @@ MAX_CLOCK_STEP = 0.25
 
 #: Number of characters that an element of a container counts for, in addition to its text.
 #: Approximates the memory of an object.
-_ELEMENT_SIZE = 32
+ELEMENT_SIZE = 32
 #: Number of characters that an element's slot counts for when its container is copied: a pointer.
 _SLOT_SIZE = 8
 
@@ -76,6 +76,15 @@ def check_time() -> None:
     """Raise TemplateTimeoutError if the rendering has used up its CPU time."""
     if _budget.time.is_over():
         raise TemplateTimeoutError("the rendering takes too long")
+
+
+@jinja2.pass_context
+def check_loop_time(context: Any, value: None) -> None:
+    """Check the time, as a filter in the body of a loop.
+
+    A filter without the context would be computed once, when the template is compiled.
+    """
+    check_time()
 
 
 def spend_characters(characters: int) -> None:
@@ -138,15 +147,15 @@ def text_size(value: Any) -> int:
 
 def _nested_size(value: Any, known: dict[int, int]) -> int:
     if isinstance(value, str):
-        return _ELEMENT_SIZE + len(value)
+        return ELEMENT_SIZE + len(value)
     parts = _container_parts(value)
     if parts is None:
-        return _ELEMENT_SIZE + (value.bit_length() // 3 if isinstance(value, int) else 0)
+        return ELEMENT_SIZE + (value.bit_length() // 3 if isinstance(value, int) else 0)
     if id(value) not in known:
-        _check_value_size(len(parts) * _ELEMENT_SIZE)
+        _check_value_size(len(parts) * ELEMENT_SIZE)
         # Ends the recursion for a list that contains itself.
         known[id(value)] = MAX_VALUE_CHARACTERS
-        size = _ELEMENT_SIZE + sum(_nested_size(part, known) for part in parts)
+        size = ELEMENT_SIZE + sum(_nested_size(part, known) for part in parts)
         _check_value_size(size)
         known[id(value)] = size
     return known[id(value)]
@@ -202,7 +211,7 @@ def timed_elements(value: Any) -> Any:
         TemplateTimeoutError: The rendering has used up its CPU time.
     """
     if isinstance(value, str):
-        check_result_size(_ELEMENT_SIZE * len(value))
+        check_result_size(ELEMENT_SIZE * len(value))
     return timed_iteration(value) if value else value
 
 

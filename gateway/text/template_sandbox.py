@@ -22,7 +22,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.visitor import NodeTransformer
 
 from llmops.gateway.text.render_budget import (
+    ELEMENT_SIZE,
     charge_value,
+    check_loop_time,
     check_result_size,
     check_time,
     checked_count,
@@ -62,10 +64,17 @@ _ITERATING = frozenset(
      "sort", "sum", "unique"]
 )  # fmt: skip
 
-#: Filters and methods of texts whose result can be much larger than their arguments.
+#: Filters and methods whose result, or work, can be much larger than their arguments.
 _GROWING = frozenset(
-    ["batch", "center", "format", "indent", "join", "ljust", "replace", "rjust", "round", "slice", "sum", "zfill"]
-)
+    ["batch", "center", "format", "indent", "join", "ljust", "lstrip", "replace", "rjust", "round", "rstrip", "slice",
+     "strip", "sum", "title", "trim", "wordcount", "zfill"]
+)  # fmt: skip
+
+#: Methods and filters that look for each character at the ends of a text in another text.
+_STRIPPING = frozenset(["lstrip", "rstrip", "strip", "trim"])
+#: Maximum number of characters that are stripped from a text. A text of 8 MB and a million of them
+#: hold the GIL for a minute.
+_MAX_STRIPPED = 256
 
 #: Maximum number of operators in a chain of `+` that is computed step by step. Longer chains are
 #: computed by one call, because each step may produce a value of the maximum size.
@@ -73,9 +82,9 @@ _MAX_PLAIN_SUM = 8
 
 #: Names of the filters that the instrumented syntax tree calls. They contain a space, so a template
 #: cannot call them.
-_ADD, _CHARGE, _CHARGE_TEXT, _CHECK, _CONCATENATE, _ITERATE, _OUTPUT = (
-    "llmops add", "llmops charge", "llmops charge text", "llmops check", "llmops concatenate", "llmops iterate",
-    "llmops output",
+_ADD, _CHARGE, _CHARGE_TEXT, _CHECK, _CHECK_TIME, _CONCATENATE, _ITERATE, _OUTPUT = (
+    "llmops add", "llmops charge", "llmops charge text", "llmops check", "llmops check time", "llmops concatenate",
+    "llmops iterate", "llmops output",
 )  # fmt: skip
 
 _FORMAT_FIELD = re.compile(r"%(?:\([^()]*\))?[-#0 +]*(\*|\d*)(?:\.(\*|\d*))?", re.ASCII)
@@ -87,7 +96,10 @@ class _CheckInserter(NodeTransformer):
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
-        node.iter = _call_filter(_ITERATE, node.iter)
+        if node.test is not None:
+            node.iter = _call_filter(_ITERATE, node.iter)
+        # An iterator alone could not check: `loop.length` makes a list of it.
+        node.body.insert(0, nodes.ExprStmt(_call_filter(_CHECK_TIME, nodes.Const(None)), lineno=node.lineno))
         return node
 
     def visit_Output(self, node: nodes.Output) -> nodes.Node:
@@ -198,6 +210,7 @@ class LimitedSandbox(ImmutableSandboxedEnvironment):
             _CHARGE: charge_value,
             _CHARGE_TEXT: charge_value,
             _CHECK: checked_value,
+            _CHECK_TIME: check_loop_time,
             _CONCATENATE: _concatenate,
             _ITERATE: timed_iteration,
             _OUTPUT: output_value,
@@ -227,7 +240,11 @@ class LimitedSandbox(ImmutableSandboxedEnvironment):
                 _check_growth("join", *args, owner)
             elif obj.__name__ in _GROWING:
                 _check_growth(obj.__name__, owner, *args, **kwargs)
-        return charge_value(super().call(context, obj, *args, **kwargs))
+        result = charge_value(super().call(context, obj, *args, **kwargs))
+        if isinstance(owner, str) and isinstance(result, list):
+            # Each part is a new text, with 50 bytes besides its characters.
+            spend_characters(2 * ELEMENT_SIZE * len(result))
+        return result
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if attr in FORBIDDEN_METHODS and isinstance(obj, str | int | float | type):
@@ -323,6 +340,10 @@ def _check_growth(name: str, value: Any, /, *args: Any, **options: Any) -> None:
             check_result_size(_formatted_size(value, options or args))
         return
     given = [*args, *options.values()]
+    if name in _STRIPPING and any(isinstance(one, str) and len(one) > _MAX_STRIPPED for one in given):
+        raise SecurityError("a text of characters to strip is too long")
+    if name in ("title", "wordcount"):
+        check_result_size(ELEMENT_SIZE * text_size(value))  # both take the text apart
     added = sum(map(checked_count, given)) + sum(len(one) for one in given if isinstance(one, str))
     if name == "replace" and isinstance(value, str) and len(args) > 1 and isinstance(args[0], str):
         added = value.count(args[0]) * text_size(args[1])

@@ -111,6 +111,15 @@ HOSTILE = {
     "filler": "{{ lipsum(n=100000000) }}",
     "wordwrap": "{{ ('a' * 1000000) | wordwrap(1, wrapstring='b' * 1000000) }}",
     "urlize": "{{ ('a' * 1000000) | urlize }}",
+    "a long text stripped of another": LONG + "{{ x.strip('b' * 1000000 ~ 'a') }}",
+    "a long text stripped on the left": LONG + "{{ x.lstrip('b' * 1000000 ~ 'a') }}",
+    "a long text trimmed": LONG + "{{ x | trim('b' * 1000000 ~ 'a') }}",
+    "a long title": LONG + "{{ x | title }}",
+    "words of a long text": LONG + "{{ x | wordcount }}",
+    "a long loop whose length is asked for": "{% for i in [0] * 1000000 %}{{ loop.length }}" + "{% set x = i %}" * 99
+    + "{% endfor %}",
+    "texts taken apart": "{% set x = 'ab ' * 1000000 %}{% set ns = namespace(a=[]) %}{% for i in range(60) %}"
+    "{% set ns.a = ns.a + [x.split()] %}{% endfor %}",
     "wide fields of a date": "{{ strftime_now('%99999999d' * 200000) | length }}",
 }  # fmt: skip
 
