@@ -241,9 +241,9 @@ class LimitedSandbox(ImmutableSandboxedEnvironment):
             elif obj.__name__ in _GROWING:
                 _check_growth(obj.__name__, owner, *args, **kwargs)
         result = charge_value(super().call(context, obj, *args, **kwargs))
-        if isinstance(owner, str) and isinstance(result, list):
-            # Each part is a new text, with 50 bytes besides its characters.
-            spend_characters(2 * ELEMENT_SIZE * len(result))
+        if isinstance(owner, str) and isinstance(result, list | tuple):
+            # Each part is a new text, with 50 to 100 bytes besides its characters.
+            spend_characters(3 * ELEMENT_SIZE * len(result) + sum(map(len, result)))
         return result
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:

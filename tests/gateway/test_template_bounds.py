@@ -120,6 +120,8 @@ HOSTILE = {
     + "{% endfor %}",
     "texts taken apart": "{% set x = 'ab ' * 1000000 %}{% set ns = namespace(a=[]) %}{% for i in range(60) %}"
     "{% set ns.a = ns.a + [x.split()] %}{% endfor %}",
+    "beginnings of texts kept": "{% set x = 'a' * 1000000 %}{% set ns = namespace(a=[]) %}{% for i in range(900) %}"
+    "{% set ns.a = ns.a + [x.partition('a')] %}{% endfor %}",
     "wide fields of a date": "{{ strftime_now('%99999999d' * 200000) | length }}",
 }  # fmt: skip
 
