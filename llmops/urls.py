@@ -81,8 +81,9 @@ def http_url_problem(text: str) -> str:
         parts.hostname.encode("idna")
     except UnicodeError:
         return "its host cannot be a name in DNS"
-    except ValueError as error:
-        return str(error)
+    except ValueError:
+        # The error's text has the port, which may be a password with an unescaped slash.
+        return "its host or port is malformed"
     return ""
 
 

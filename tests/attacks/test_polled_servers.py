@@ -24,6 +24,7 @@ from starlette.requests import Request
 from llmops.cli.monitor.poller import GatewayPoller
 from llmops.cli.openai_client import ChatClient, embed_texts
 from llmops.cli.safety import _ask
+from llmops.connection_errors import check_url
 from llmops.control import operations_api
 from llmops.control.operations_api import read_alerts, read_replicas
 from llmops.control.reconcile import SERVED_TOKENS_METRIC, Reconciler, served_tokens
@@ -552,3 +553,11 @@ async def test_a_key_with_a_line_break_is_not_printed(monkeypatch) -> None:
         await poller.close()
     assert "a header has a character" in gateway.problem
     assert "hunter2" not in f"{refused.value.message}{gateway.problem}"
+
+
+@pytest.mark.parametrize("url", ["http://u:hunter2/x@h:1", "http://u:hunter2#x@h:1", "http://u:p@[::1"])
+def test_a_password_that_is_read_as_a_port_is_not_printed(url: str) -> None:
+    """Before the fix, the message of `--url` quoted the password before its unescaped slash."""
+    with pytest.raises(InputError, match="its host or port is malformed") as refused:
+        check_url(url)
+    assert "hunter2" not in refused.value.message
