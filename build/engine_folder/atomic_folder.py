@@ -148,8 +148,8 @@ def remove_leftovers(output: Path) -> None:
 
 def list_files(folder: Path) -> list[str]:
     """Return the paths of all files and links below `folder`, relative to `folder`."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
-    return [path.relative_to(folder).as_posix() for path in paths]
+    paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    return sorted(path.relative_to(folder).as_posix() for path in paths)
 
 
 def reject_added_files(folder: Path, added: list[str]) -> None:

@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from llmops.build.engine_folder.atomic_folder import report_full_disk, sync_tree, write_text_atomically
+from llmops.build.engine_folder.atomic_folder import list_files, report_full_disk, sync_tree, write_text_atomically
 from llmops.build.engine_folder.build_lock import exclusive_build
 from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest, measure_weights
 from llmops.build.engine_folder.manifest_extras import TensorrtExtra
@@ -48,7 +48,9 @@ def _finish(manifest: EngineManifest, folder: Path, in_container: bool, progress
     _clear(folder / trtllm_build.ENGINE_DIR)
     trtllm_build.run(argv, folder, manifest.parallelism.world_size, folder / trtllm_build.LOG, progress)
     weights = measure_weights(folder / manifest.model_dir)
-    finished = manifest.model_copy(update={"complete": True, "weight_bytes": weights})
+    made = {trtllm_build.LOG, *(f"{manifest.model_dir}/{name}" for name in list_files(folder / manifest.model_dir))}
+    files = sorted({*manifest.files, *made}) if manifest.files else []
+    finished = manifest.model_copy(update={"complete": True, "weight_bytes": weights, "files": files})
     _save(finished, folder)
     return finished
 
