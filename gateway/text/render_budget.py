@@ -122,12 +122,14 @@ def checked_count(count: Any) -> int:
 
 
 def charge_value(value: Any) -> Any:
-    """Count the characters of a text, or the slots of a list or tuple, and return `value`."""
+    """Count the characters of a text, or the elements of a container, and return `value`."""
     kind = type(value)
     if kind is str:
         spend_characters(len(value))
     elif kind is list or kind is tuple:
         spend_characters(_SLOT_SIZE * len(value))
+    elif kind is dict:
+        spend_characters(2 * ELEMENT_SIZE * len(value))
     elif isinstance(value, str):
         spend_characters(len(value))
     return value

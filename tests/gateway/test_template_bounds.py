@@ -122,6 +122,9 @@ HOSTILE = {
     "{% set ns.a = ns.a + [x.split()] %}{% endfor %}",
     "beginnings of texts kept": "{% set x = 'a' * 1000000 %}{% set ns = namespace(a=[]) %}{% for i in range(900) %}"
     "{% set ns.a = ns.a + [x.partition('a')] %}{% endfor %}",
+    "copies of a mapping": "{% set ns = namespace(d={}, a=[]) %}{% for i in range(900) %}"
+    "{% set ns.d = dict(ns.d, **{i | string: i}) %}{% endfor %}{% for i in range(99999) %}"
+    "{% set ns.a = [ns.a, dict(ns.d)] %}{% endfor %}",
     "wide fields of a date": "{{ strftime_now('%99999999d' * 200000) | length }}",
 }  # fmt: skip
 
