@@ -159,7 +159,6 @@ def _container(role: str, plan: MultiNodePlan) -> dict[str, Any]:
         "resources": {"limits": {"nvidia.com/gpu": gpus}, "requests": {"nvidia.com/gpu": gpus}},
         # RDMA needs pinned memory
         "securityContext": {
-            "runAsNonRoot": True,
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]},
             "seccompProfile": {"type": "RuntimeDefault"},

@@ -152,7 +152,6 @@ def test_the_leaderworkerset_is_one_pod_per_machine(repository: Path, tmp_path: 
         assert container["volumeMounts"][0]["mountPath"] == str(tmp_path)
         rights = container["securityContext"]
         assert (rights["allowPrivilegeEscalation"], rights["seccompProfile"]) == (False, {"type": "RuntimeDefault"})
-        assert rights["runAsNonRoot"] is True
         assert rights["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
     leader, worker = (template[part]["spec"] for part in ("leaderTemplate", "workerTemplate"))
     assert leader["serviceAccountName"] == objects["ServiceAccount"]["metadata"]["name"]
