@@ -299,11 +299,14 @@ class Quotas(_Section):
         all: The quota of all callers together.
         models: Additional quotas for a model, by its name, of each caller without quotas of its
             own. A key with limits is not bound by them.
+        gateways: The number of gateways that may share `redis`. While Redis is away, each grants at
+            most its part, also one that has not seen the others yet.
     """
 
     each: QuotaSettings = QuotaSettings()
     all: QuotaSettings = QuotaSettings()
     models: dict[str, QuotaSettings] = Field(default_factory=dict)
+    gateways: Annotated[int, Field(ge=1, le=1000)] = 2
 
 
 class Timeouts(_Section):

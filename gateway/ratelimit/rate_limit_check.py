@@ -96,7 +96,7 @@ def _limiter(settings: GatewaySettings) -> Limiter:
         from llmops.gateway.ratelimit.redis import RedisLimiter
     except ImportError as error:
         raise missing_extra("The setting `redis` needs Redis's client, which is not installed", "redis") from error
-    return RedisLimiter(settings.redis)
+    return RedisLimiter(settings.redis, least_parts=settings.quotas.gateways * settings.workers)
 
 
 def caller_name(caller: Caller) -> str:

@@ -70,9 +70,6 @@ RELEASE_INTERVAL = 0.05
 # that all divide the limits by the same number when Redis is unavailable. A gateway that has not
 # called since another gateway started would grant more than its part.
 SIGN_OF_LIFE_INTERVAL = 1.0
-# Minimum number of parts into which gateways divide the limits while Redis is unavailable. A gateway
-# that started within the last second, or while Redis was away, knows of no other gateway.
-MIN_PARTS = 2
 # Maximum number of reservations in one call, which then blocks Redis for less than a millisecond.
 MAX_BATCH = 64
 # Minimum seconds between two log lines about failures, and about lost data: a broken Redis may fail
@@ -110,8 +107,16 @@ class RedisLimiter(Limiter):
     """A limiter that keeps its limits in the Redis at `url`."""
 
     def __init__(
-        self, url: str, prefix: str = PREFIX, timeout: float = TIMEOUT, clock: Callable[[], float] | None = None
+        self,
+        url: str,
+        prefix: str = PREFIX,
+        timeout: float = TIMEOUT,
+        clock: Callable[[], float] | None = None,
+        least_parts: int = 2,
     ) -> None:
+        # A gateway that started within the last second, or while Redis was away, knows of no other
+        # gateway: `least_parts` is the minimum number of parts into which it divides the limits then.
+        self._least_parts = least_parts
         self._url, self._place, self._prefix = url, without_secrets(url), prefix
         # The client never retries a call, because a reservation would count twice.
         self._client = connect(url, timeout, CONNECT_TIMEOUT, single_connection_client=True)
@@ -385,7 +390,7 @@ class RedisLimiter(Limiter):
         return self._alone.reserve_now(shares, asks)
 
     def _share(self, bound: Limit) -> Limit:
-        parts = max(self.gateways, MIN_PARTS)
+        parts = max(self.gateways, self._least_parts)
         share = bound.share(parts)
         if bound.money < UNLIMITED:
             known = self._spent(bound)

@@ -204,6 +204,10 @@ def test_the_gateway_takes_its_settings_and_finds_the_engines(name, tmp_path):
     assert services[host]["clusterIP"] == "None"
     assert int(port) in {one["port"] for one in services[host]["ports"]}
     assert found.timeouts.drain == VALUES[name].get("gateway", {}).get("drainSeconds", 30)
+    if "LLMOPS_REDIS" in json.dumps(rendered(name)):
+        most = {one["metadata"]["name"]: one["spec"]["maxReplicas"] for one in kind(name, "HorizontalPodAutoscaler")}
+        (workload,) = [one for one in kind(name, "Deployment") if one["metadata"]["name"].endswith("-gateway")]
+        assert found.quotas.gateways == most.get("release-gateway", workload["spec"].get("replicas"))
 
 
 def settings_text(name: str) -> str:

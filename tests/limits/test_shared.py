@@ -199,16 +199,16 @@ async def test_a_valkey_that_loses_its_data_gives_no_money_away(valkey, prefix, 
 
 @pytest.mark.parametrize("how", ["after the start", "before the start"])
 async def test_a_valkey_that_goes_away_at_a_start_gives_no_money_away(valkey, prefix, how):
-    """Before the fix, gateways that did not know of each other yet spent $0.75 and $1.00 of $0.50."""
+    """Before the fix, gateways that did not know of each other yet spent $0.75 to $1.50 of $0.50."""
     want = [Limit("key", money=500_000, period=1)], [LimitRequest(money=10_000, least=10_000)]
     async with AsyncExitStack() as stack:
-        gateways = [RedisLimiter(valkey.url, prefix, PATIENCE, Clock()) for _ in range(2)]
+        gateways = [RedisLimiter(valkey.url, prefix, PATIENCE, Clock(), least_parts=3) for _ in range(3)]
         for gateway in gateways:
             stack.push_async_callback(gateway.close)
             if how == "after the start":
                 await gateway.start()
         valkey.kill()
-        asked = [await gateways[at % 2].reserve(*want) for at in range(200)]
+        asked = [await gateways[at % 3].reserve(*want) for at in range(200)]
     assert 480_000 <= sum(one.decision.money for one in asked) <= 500_000
 
 
