@@ -18,6 +18,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from llmops.cli.main import cli
+from llmops.cli.service.helm_schema import chart_schema
 from llmops.errors import InputError
 from llmops.gateway.settings import load_settings
 from llmops.units import parse_duration
@@ -532,6 +533,11 @@ def test_values_that_cannot_be_are_refused(values, words):
     assert done.returncode != 0
     assert words in done.stderr
     assert words in helm_4()[words]["made"]
+
+
+def test_helm_checks_values_with_the_settings_that_gateways_have():
+    """Before the fix, Helm refused `quotas.gateways` in gateway.settings, because the schema was not written again."""
+    assert json.loads((CHART / "values.schema.json").read_text()) == chart_schema()
 
 
 def test_names_that_are_too_long_together_are_refused():
