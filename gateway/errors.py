@@ -372,6 +372,10 @@ class OverloadedError(UnavailableError):
     code = OVERLOADED
 
 
+class ClientDeadlineError(OverloadedError):
+    """An error, status 503, for a request that its tier would have let wait longer than its client."""
+
+
 class PreemptedError(UnavailableError):
     """An error, status 503, for a request whose engine needs the memory for a higher tier."""
 

@@ -864,6 +864,7 @@ class QueuedRequest:
         tier: The name of the priority tier.
         weight: The weight of the tenant.
         deadline: The latest time of the first token.
+        client_deadline: The deadline that the client asked for.
         bytes: The bytes that the request holds while it waits.
         home: The id of the replica that was best on arrival. Only this replica may receive the
             request until `home_until`.
@@ -880,6 +881,7 @@ class QueuedRequest:
     tier: str = ""
     weight: float = 1.0
     deadline: float = math.inf
+    client_deadline: float = math.inf
     bytes: int = 0
     home: str = ""
     home_until: float = 0.0

@@ -11,7 +11,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic, TypeVar
 
-from llmops.gateway.errors import OVERLOADED, ApiError, ModelNotFoundError, OverloadedError, UnavailableError
+from llmops.gateway.errors import (
+    OVERLOADED,
+    ApiError,
+    ClientDeadlineError,
+    ModelNotFoundError,
+    OverloadedError,
+    UnavailableError,
+)
 from llmops.gateway.generation.answer import Answer, TokenCallback
 from llmops.gateway.generation.choice import MAX_LOGPROBS, Choice, LogprobBuffer
 from llmops.gateway.http.request_body import BodyReader
@@ -451,8 +458,11 @@ def degraded_retry_after() -> float:
 def _failure_outcome(error: BaseException) -> GoodputOutcome | None:
     """Return the outcome of a request that failed before generation began.
 
-    Return None if the request itself was invalid.
+    Return None if the request itself was invalid, or came too late by its client's own deadline
+    only: clients must not decide what counts as an objective that was missed.
     """
+    if isinstance(error, ClientDeadlineError):
+        return None
     if isinstance(error, ApiError):
         return "shed" if error.code == OVERLOADED else "failed" if error.status >= 500 else None
     return "failed" if isinstance(error, Exception) else "aborted"

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from llmops.gateway.errors import InvalidRequestError, UnavailableError
+from llmops.gateway.errors import ClientDeadlineError, InvalidRequestError, UnavailableError
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Caller, ReplicaView, RoutingRequest, SchedulingParams
 from llmops.gateway.routing.admission.admission_controller import AdmissionController, AdmissionLimits
@@ -64,6 +64,7 @@ async def test_a_refusal_says_when_to_come_back() -> None:
         await admission(views).enter(ticket("x", arrived=100.0, tier="interactive"))
     error = refused.value
     assert (error.status, error.code, error.should_retry) == (503, "overloaded", True)
+    assert not isinstance(error, ClientDeadlineError)
     assert error.retry_after is not None
     # 40,100 tokens at 10,000/s and half a step: the queue has room a second before, give or take a fifth
     assert 3.01 * 0.8 <= error.retry_after <= 3.05 * 1.2
@@ -114,8 +115,9 @@ async def test_who_leaves_just_when_it_is_its_turn_takes_no_room() -> None:
 async def test_who_was_let_in_and_waits_too_long_after_all_is_refused() -> None:
     views = [view("a", waiting_tokens=500)]
     door = admission(views)
-    task = asyncio.create_task(door.enter(ticket("x", arrived=100.0, deadline=100.1)))
-    with pytest.raises(UnavailableError) as refused:
+    due = {"deadline": 100.1, "client_deadline": 100.1}
+    task = asyncio.create_task(door.enter(ticket("x", arrived=100.0, tier="batch", **due)))
+    with pytest.raises(ClientDeadlineError) as refused:
         await task
     assert refused.value.code == "overloaded"
     assert (len(door), len(door.controller.queue)) == (0, 0)

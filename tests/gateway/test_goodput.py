@@ -89,6 +89,19 @@ async def test_what_finds_no_place_was_shed(card, tokenizer):
         first.cancel()
 
 
+async def test_a_deadline_that_the_client_chose_counts_for_no_objective(card, tokenizer):
+    """Before the fix, one caller's deadlines of 1 ms paged for the goodput and availability of all."""
+    async with running({**card, "max_batch_size": 1}, tokenizer, tiers={"standard": {"max_wait": "60s"}}) as stack:
+        stack.triton.script = lambda tensors: [Step(wait=30.0)]
+        first = asyncio.create_task(stack.chat())
+        await eventually(lambda: stack.triton.active == 1)
+        headers = {"x-llm-d-slo-ttft-ms": "1"}
+        refused = await stack.client.post("/v1/chat/completions", json=stack.chat_body, headers=headers)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+        await counted(stack)
+        first.cancel()
+
+
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_a_client_that_leaves_in_time_aborted(card, tokenizer, streaming):
     async with running(card, tokenizer, slo={"ttft_p95": "60s"}) as stack:

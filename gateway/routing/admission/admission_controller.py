@@ -158,7 +158,11 @@ class AdmissionController:
         """
         if request.moved:
             return float("inf")
-        return min(request.arrived + self.queue.tier(request).max_wait, request.deadline) - now
+        return min(self.tier_deadline(request), request.deadline) - now
+
+    def tier_deadline(self, request: QueuedRequest) -> float:
+        """Return the latest time of a request's first token by the limit of its tier."""
+        return request.arrived + self.queue.tier(request).max_wait
 
     def predicted_wait(self, request: QueuedRequest, views: Sequence[ReplicaView]) -> float:
         """Return the predicted seconds until the first token of a request that cannot start now.
@@ -234,7 +238,7 @@ class AdmissionController:
             # Subtract the duration of the request's own prefill, so that its first token still comes
             # before the deadline. The replica has no other prompt waiting when it gets the request.
             prefill = max(request.routing.tokens - cached, 1) / rate + (home.step_seconds or DEFAULT_STEP_SECONDS)
-            request.deadline = min(request.deadline, request.arrived + self.queue.tier(request).max_wait) - prefill
+            request.deadline = min(request.deadline, self.tier_deadline(request)) - prefill
         evicted: list[QueuedRequest] = []
         while self._is_full(request):
             last = self.queue.eviction_candidate(request) if self.queue else None

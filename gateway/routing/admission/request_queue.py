@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 
-from llmops.gateway.errors import ApiError, OverloadedError, UnavailableError
+from llmops.gateway.errors import ApiError, ClientDeadlineError, OverloadedError, UnavailableError
 from llmops.gateway.interfaces import QueuedRequest, ReplicaView, RoutingPolicy, RoutingRequest, SchedulingParams
 from llmops.gateway.routing.admission.admission_controller import AdmissionController, AdmissionLimits
 from llmops.gateway.routing.admission.tiered_queue import PriorityTier, TieredQueue
@@ -149,9 +149,12 @@ class RequestQueue:
             future.set_exception(error)
 
     def _overloaded(self, request: QueuedRequest, wait: float) -> OverloadedError:
-        retry_after = self.controller.retry_after(request, wait, self._views(), self._clock())
+        now = self._clock()
+        retry_after = self.controller.retry_after(request, wait, self._views(), now)
         message = f"The model is overloaded: the predicted wait exceeds its limit. Retry in {retry_after:.1f} s."
-        return OverloadedError(message, retry_after=retry_after)
+        latest = self.controller.tier_deadline(request)
+        is_in_time = request.client_deadline < latest and now + wait <= latest
+        return (ClientDeadlineError if is_in_time else OverloadedError)(message, retry_after=retry_after)
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -171,6 +174,7 @@ def create_queued_request(
         arrived=scheduling.arrived,
         tier=scheduling.tier,
         deadline=scheduling.deadline,
+        client_deadline=scheduling.deadline,
         bytes=held_bytes,
         moved=moved,
     )
