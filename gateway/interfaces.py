@@ -197,6 +197,12 @@ class Outcome(NamedTuple):
     finish: str = ""
     usage: Usage | None = None
 
+    @property
+    def is_billed(self) -> bool:
+        """Return False if no tokens were used, or if the request failed before its first token."""
+        usage = self.usage
+        return usage is not None and (usage.completion_tokens > 0 or self.finish not in ("error", "engine_lost"))
+
 
 class UsageEvent(NamedTuple):
     """A billed request, as outboxes, Kafka topics and the ledger store it.

@@ -227,8 +227,8 @@ class ResumableChats:
         if turn is not None:
             try:
                 conversation = await turn.begin(generation.answer_id, generation.model.name, after)
-            except BaseException:
-                answer.close()
+            except BaseException as error:
+                answer.abandon(error)
                 raise
             stored = turn.stored_answer()
         return self._run(
@@ -257,8 +257,8 @@ class ResumableChats:
         background = BackgroundSaver(generation.context.caller.owner, form, saver)
         try:
             await background.announce()
-        except BaseException:
-            answer.close()
+        except BaseException as error:
+            answer.abandon(error)
             raise
         return self._run(generation, answer, checkpoint, background.save, response=form)
 

@@ -153,7 +153,8 @@ class ChatRun(AnswerRun):
         """
         self._closing = True
         self._offered = self._checkpoint is not None and self._checkpoint.holds
-        self.answer.cancel()
+        error = UnavailableError("The gateway shut down before the answer began; send the request again.")
+        self.answer.cancel(None if self._offered or self.usage.completion_tokens else error)
 
     def enter(self) -> None:
         self.readers += 1

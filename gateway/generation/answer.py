@@ -95,9 +95,10 @@ class Answer:
         self._open = len(choices)
         # Choices that the engine's stream left without an end.
         self._unfinished: list[Choice] = []
-        # `_over` is True once no more tokens come, `_cancelled` once the client has left, and
-        # `_complete` once usage and outcome are final.
+        # `_over` is True once no more tokens come, `_cancelled` after `cancel`, and `_complete` once
+        # usage and outcome are final.
         self._over = self._cancelled = self._complete = False
+        self._cancel_error: ApiError | None = None
         self._first: ChoiceDelta | None = None
         # Seconds for which `next` and `start` waited for the engine, and detokenized.
         self.engine_seconds = self.detokenize_seconds = 0.0
@@ -147,8 +148,8 @@ class Answer:
         except UnsupportedError as error:
             self.close()
             raise with_request_field(error) from error
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            self.abandon(error)
             raise
         if self._recorder is not None and self._stream.cached_tokens is not None:
             self._recorder.cached(self._stream.cached_tokens)
@@ -179,12 +180,26 @@ class Answer:
         ):
             self._stream.attach(sink)
 
-    def cancel(self) -> None:
-        """Cancel the generation because the client disconnected."""
+    def cancel(self, error: ApiError | None = None) -> None:
+        """Cancel the generation because of `error`, or if it is None, because the client disconnected."""
         if not self._over and not self._cancelled:
-            self._cancelled = True
-            self.meter.cancelled()
+            self._cancelled, self._cancel_error = True, error
+            if error is None:
+                self.meter.cancelled()
             self._stream.cancel()
+
+    def abandon(self, error: BaseException) -> None:
+        """End the answer because of `error`, before the client has received any of it.
+
+        The answer costs nothing, unless the client is the cause: it has disconnected, or the status
+        of `error` is below 500.
+        """
+        status, finish = (error.status, error.finish_reason) if isinstance(error, ApiError) else (500, "error")
+        if status >= 500 and not self._cancelled:
+            self.error_finish, self._complete = finish, True
+            self._context.usage = Usage(self.prompt_tokens)
+            self._record_outcome(status)
+        self.close()
 
     def close(self) -> None:
         """End the answer, however it ran, and release everything that it holds."""
@@ -242,7 +257,7 @@ class Answer:
             self._unfinished = [choice for choice in self.choices if not choice.done]
         except CancelledStreamError:
             if not self._over:
-                error = self._watchdog.expired or CancelledStreamError()
+                error = self._watchdog.expired or self._cancel_error or CancelledStreamError()
                 self._fail(error)
                 raise error from None
         except ApiError as error:

@@ -227,7 +227,7 @@ class Reservation(QuotaReservation):
             limits.settled += 1
         if self._owes_entry or unasked:
             limits.limiter.settle(self._plan.before.all, Settlement(int(self._owes_entry), unasked))
-        spent = self._spent(usage) if usage is not None else 0
+        spent = self._spent(usage) if usage is not None and outcome.is_billed else 0
         for part in self._reserved:
             if part.tokens is not None:
                 tokens = 0 if self._handed_over else total - part.tokens

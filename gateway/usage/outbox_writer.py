@@ -43,8 +43,6 @@ log = logging.getLogger(__name__)
 
 #: Finish reason of an answer whose gateway process died.
 GATEWAY_LOST = "gateway_lost"
-#: Finish reasons of failed answers, which are not billed if they have no tokens.
-_FAILED_FINISH_REASONS = frozenset({"error", "engine_lost"})
 #: Maximum length of a request id, in characters: the width of `usage_records.request_id`.
 _MAX_REQUEST_ID_LENGTH = 64
 _SLOTS_FILE = "open-answers"
@@ -276,7 +274,7 @@ class _RequestUsage(UsageRecorder):
             return
         self._open = False
         usage, writer, context = outcome.usage, self._writer, self._context
-        if usage is None or (outcome.finish in _FAILED_FINISH_REASONS and not usage.completion_tokens):
+        if usage is None or not outcome.is_billed:
             writer.release(self._slot)
             return
         caller, at = context.caller, utc_now()

@@ -12,6 +12,8 @@ from sqlalchemy.engine import Engine
 
 from llmops.errors import ResourceError
 from llmops.gateway.api.resumable_chats import AnswerRecord
+from llmops.gateway.conversations.database import Database
+from llmops.gateway.errors import UnavailableError
 from llmops.gateway.interfaces import Caller
 from llmops.gateway.usage import usage_check
 from llmops.gateway.usage.ledger_sink import LedgerSink
@@ -24,9 +26,10 @@ from llmops.store.prices import Price, set_price
 from llmops.store.tables import usage_records
 from llmops.store.usage_writes import UsageRecord
 from tests.support.accounts import add_key
-from tests.support.gateway_stack import CHAT, running
+from tests.support.gateway_stack import BODIES, CHAT, RESPONSES, running
 from tests.support.scripted_triton import Step
 from tests.support.usage_rows import insert_usage
+from tests.support.waiting import eventually
 
 # micro-dollars a token: $1,000 per million, and $2,000 per million
 INPUT, OUTPUT = 1000, 2000
@@ -151,6 +154,63 @@ async def test_a_tenants_budget_bounds_all_of_its_keys(account, gateway):
     await account.used("key-other", 10**9 - 1)
     async with gateway() as stack:
         await refused(stack, headers, "The budget of tenant acme, $1,000.00 a day, has too little left")
+
+
+async def test_what_the_gateway_gives_up_before_its_answer_costs_nothing(account, gateway, monkeypatch):
+    """Before the fix, requests with 503 were billed as "499 cancelled", and all took from the budget."""
+
+    async def full(*_):
+        raise UnavailableError("The disk is full.")
+
+    await account.price()
+    _, free = await account.key(None)
+    async with gateway() as stack:
+        six = {**BODY, "max_tokens": 6}
+        prompt = (await stack.client.post(CHAT, json=six, headers=free)).json()["usage"]["prompt_tokens"]
+        key, headers = await account.key(prompt * INPUT + 6 * OUTPUT)
+        whole, stack.triton.script = stack.triton.script, lambda _: [Step(error="out of memory")]
+        assert (await stack.client.post(CHAT, json=six, headers=headers)).status_code == 500
+        await stack.idle()
+        stack.triton.script = whole
+        talk = (await stack.client.post("/api/conversations", json={}, headers=headers)).json()["id"]
+        chat = {**six, "conversation_id": talk}
+        background = {**BODIES[RESPONSES], "background": True, "max_output_tokens": 6}
+        with monkeypatch.context() as patch:
+            patch.setattr(Database, "write", full)
+            for path, body in [("/api/chat/completions", chat), (RESPONSES, background)]:
+                for stream in (False, True):
+                    answer = await stack.client.post(path, json={**body, "stream": stream}, headers=headers)
+                    assert answer.status_code == 503
+                    await stack.idle()
+        answer = (await stack.client.post(CHAT, json=six, headers=headers)).json()
+        assert answer["usage"]["completion_tokens"] == 6
+    assert [row["status"] for row in await account.rows(key)] == [200]
+
+
+async def test_a_background_response_that_a_shutdown_ends_before_its_first_token_costs_nothing(account, gateway):
+    await account.price()
+    key, headers = await account.key(None)
+    async with gateway() as stack:
+        stack.steps(Step(hang=True))
+        body = {**BODIES[RESPONSES], "background": True}
+        begun = (await stack.client.post(RESPONSES, json=body, headers=headers)).json()
+        await eventually(lambda: stack.triton.active)
+    async with gateway() as stack:
+        ended = (await stack.client.get(f"{RESPONSES}/{begun['id']}", headers=headers)).json()
+        assert ended["status"] == "failed"
+    assert await account.rows(key) == []
+
+
+async def test_a_client_that_leaves_before_the_first_token_pays_for_the_prompt(account, gateway):
+    await account.price()
+    key, headers = await account.key(None)
+    async with gateway() as stack:
+        stack.steps(Step(hang=True))
+        asking = asyncio.create_task(stack.client.post("/api/chat/completions", json=BODY, headers=headers))
+        await eventually(lambda: stack.triton.active)
+        asking.cancel()
+        await stack.idle()
+    assert [(row["status"], row["output_tokens"]) for row in await account.rows(key)] == [(499, 0)]
 
 
 async def test_a_budget_does_not_pay_for_a_model_without_a_price(account, gateway):
