@@ -18,9 +18,9 @@ DTYPES = ("bfloat16", "float16", "float32")
 _STORED_DTYPES = ("float16", "bfloat16")
 #: Maximum value of a number in config.json: TensorRT-LLM's shapes are 32-bit integers.
 _MAX_NUMBER = 2**31 - 1
-#: Maximum number of layers. The largest models have 126. Plans take time in proportion to the
-#: square: with 10,000 layers, more than a minute.
-_MAX_LAYERS = 512
+#: Maximum number of layers. Published merges of Llama 405B have up to 525. Plans take time in
+#: proportion to the square: with 10,000 layers, more than a minute.
+_MAX_LAYERS = 1024
 #: Maximum size of an attention head, for whose rotary frequencies memory is taken early, too.
 _MAX_HEAD_DIM = 2**14
 

@@ -246,8 +246,13 @@ def test_heads_that_would_fill_the_memory(change: dict[str, int]) -> None:
 @pytest.mark.parametrize("field", ["num_hidden_layers", "num_nextn_predict_layers"])
 def test_layers_that_would_take_minutes(field: str) -> None:
     """Before the fix, `plan` took more than a minute for 10,000 layers, and ran for hours for more next tokens."""
-    with pytest.raises(CheckpointError, match="at most 512 are possible"):
+    with pytest.raises(CheckpointError, match="at most 1024 are possible"):
         Architecture.from_hf_config(CONFIGS[1] | {field: 10_000, "layer_types": None})
+
+
+def test_as_many_layers_as_the_largest_merge() -> None:
+    """RichardErkhov/FATLLAMA-1.7T-Instruct, mergekit_config.yml: five slices of 105 layers."""
+    assert Architecture.from_hf_config(CONFIGS[0] | {"num_hidden_layers": 525}).num_layers == 525
 
 
 def test_a_list_of_a_million_dense_layers() -> None:
