@@ -6,6 +6,7 @@ The manifest names the engines and the libraries that run them.
 import hashlib
 import json
 import math
+import re
 import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -16,7 +17,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from llmops.errors import InputError, first_validation_error
 from llmops.input_files import read_json
-from llmops.untrusted_text import is_safe_text, json_texts
+from llmops.untrusted_text import UNSAFE_CHARACTERS, json_texts
 
 REPOSITORY_FILE = ".llmops-repository.json"
 #: Maximum size in bytes of a file whose content is compared. The files of a repository are code and
@@ -26,6 +27,8 @@ MAX_FILE_BYTES = 64 * 2**20
 _Gpus = Annotated[int, Field(ge=1, le=4096)]
 #: Pattern of a served name, which becomes a folder, and a word in scripts and manifests.
 SERVED_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+#: Characters that join letters or emoji, in paths of many languages.
+_JOINERS = re.compile("[\u200c\u200d]")
 
 
 @dataclass(frozen=True)
@@ -102,8 +105,8 @@ class RepositoryManifest:
             return cls()
         try:
             content = read_json(path)
-            if not all(map(is_safe_text, json_texts(content, names=True))):
-                # Scripts and printed commands hold these texts.
+            # Scripts and printed commands hold these texts.
+            if any(UNSAFE_CHARACTERS.search(_JOINERS.sub("", text)) for text in json_texts(content, names=True)):
                 raise ValueError("it has a control character or an invisible character")
             return TypeAdapter(cls).validate_python(content)
         except (OSError, ValueError) as error:

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from llmops.build.trtllm.container_images import bind_mount
 from llmops.cli.main import cli
 from llmops.errors import InputError, ResourceError
-from llmops.model_repository.generate import read_engines
+from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.model_repository.repository.manifest import REPOSITORY_FILE, RepositoryManifest
 from llmops.model_repository.repository.validation import check_repository, check_unedited
 from llmops.model_repository.server.installation import find_installation
@@ -201,6 +201,15 @@ def test_a_configuration_of_another_form_is_refused(copied: Path, spoil: Callabl
     spoil(copied / ENGINE / "config.pbtxt")
     with pytest.raises(InputError, match=r"config\.pbtxt"):
         check_repository(copied)
+
+
+@pytest.mark.parametrize("letters", ["می\u200cخواهم", "👩\u200d🚀", "❤\ufe0f", "हिन्दी"])
+def test_folders_may_have_letters_of_any_language(letters: str, tmp_path: Path) -> None:
+    """Before the fix, `llmops repo` made such a repository, and `llmops serve` refused it as edited."""
+    engine, repository = make_engine(tmp_path / letters / "engine"), tmp_path / "repository"
+    generate_repository(read_engines([str(engine)]), repository)
+    served = CliRunner().invoke(cli, ["serve", str(repository), "--dry-run"])
+    assert served.exit_code == 0, served.exception
 
 
 @pytest.mark.parametrize("change", [("$(id)", {}), ("a", {"directory": "/x\ntouch /tmp/theirs"}), ("a\x1b[2J", {})])
