@@ -98,7 +98,8 @@ async def start_provider_chat(chat: Generation[ChatRequest], model: ProviderMode
         )
         for index in range(n)
     ]
-    stream = model.open({**fields, "stream": True, "stream_options": {"include_usage": True}})
+    fields |= {"stream": True, "stream_options": {"include_usage": True}}
+    stream = model.open(fields, context.caller.share)
     context.mark("submit")
     return chat.answer(ProviderAnswer, stream, choices, prompt_tokens)
 

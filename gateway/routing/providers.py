@@ -32,6 +32,7 @@ from llmops.gateway.interfaces import (
     Usage,
 )
 from llmops.gateway.logging_setup import RepeatedLines
+from llmops.gateway.ratelimit.slots import FairSlots
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.settings import EVERY_TENANT, GatewaySettings, ProviderSettings
 from llmops.gateway.text.tokenizer import TextTokenizer
@@ -156,10 +157,13 @@ class ProviderModel(GenerativeModel):
     provider: Provider | None = None
     upstream_name: str = ""
 
-    def open(self, body: Mapping[str, Any]) -> ProviderStream:
-        """Send a chat request. The returned stream has the deltas of the answer."""
+    def open(self, body: Mapping[str, Any], caller: str) -> ProviderStream:
+        """Send a chat request when it is the turn of `caller`, which is a `Caller.share`.
+
+        The returned stream has the deltas of the answer.
+        """
         assert self.provider is not None
-        return ProviderStream(self.provider, {**body, "model": self.upstream_name}, self.card.max_seq_len)
+        return ProviderStream(self.provider, {**body, "model": self.upstream_name}, self.card.max_seq_len, caller)
 
 
 class Provider:
@@ -177,6 +181,7 @@ class Provider:
             InputError: The key cannot be read.
         """
         self.name, self.settings = name, settings
+        self.slots = FairSlots(settings.concurrent)
         self._log_lines = RepeatedLines(LOG_INTERVAL)
         key = _read_key(name, settings)
         headers = {"accept": "text/event-stream", "accept-encoding": "identity", OVERFLOW_HEADER: "1"}
@@ -297,10 +302,10 @@ class ProviderStream(TokenStream):
             stream's end.
     """
 
-    def __init__(self, provider: Provider, body: Mapping[str, Any], context_tokens: int) -> None:
+    def __init__(self, provider: Provider, body: Mapping[str, Any], context_tokens: int, caller: str) -> None:
         """Send the request. Reading the stream raises all errors, including connection errors."""
         self.usage: Usage | None = None
-        self._provider, self._body, self._context_tokens = provider, body, context_tokens
+        self._provider, self._body, self._context_tokens, self._caller = provider, body, context_tokens, caller
         self._events: asyncio.Queue[ProviderBatch | ApiError | None] = asyncio.Queue(MAX_WAITING_EVENTS)
         self._cancelled = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"provider-{provider.name}")
@@ -333,10 +338,16 @@ class ProviderStream(TokenStream):
 
     async def _run(self) -> None:
         try:
-            await self._read()
+            async with asyncio.timeout(float(self._provider.settings.timeout)):
+                await self._provider.slots.enter(self._caller)
+            try:
+                await self._read()
+            finally:
+                self._provider.slots.leave()
+            await self._events.put(None)
         except ApiError as error:
             await self._events.put(error)
-        except httpx.PoolTimeout as error:
+        except TimeoutError as error:
             await self._events.put(self._away(error, "has no free connection"))
         except httpx.TimeoutException as error:
             await self._events.put(self._away(error, "sent nothing in time"))
@@ -375,7 +386,6 @@ class ProviderStream(TokenStream):
             raise self._unusable("the stream ended before the answer was complete")
         if counts is not None:
             self.usage = bounded_usage(counts.usage(), self._body, self._context_tokens)
-        await self._events.put(None)
 
     def _refusal(self, response: httpx.Response) -> ApiError:
         """Return the error for a status other than 200.

@@ -228,6 +228,32 @@ async def test_a_provider_that_is_cut_off_ends_the_stream_with_an_error(card, to
         assert (await own.chat()).status_code == 502
 
 
+async def test_callers_take_turns_for_the_connections_of_a_provider(card, tokenizer, scripted):
+    """Before, they waited in the order of their arrival: one caller's flood held up the chats of all others."""
+    scripted.says(delta(content="Hi"))
+    scripted.hangs = True
+    async with overflowing(card, tokenizer, **settings_for(scripted.url, concurrent=1, timeout="60s")) as own:
+
+        def ask(text: str) -> dict:
+            messages = [{"role": "user", "content": text}]
+            return {"headers": {"x-api-key": text}, "json": {"model": "best", "stream": True, "messages": messages}}
+
+        async with own.client.stream("POST", CHAT, **ask("evil")) as held:
+            lines, waiting = held.aiter_lines(), []
+            await anext(lines)
+            for text in ["evil"] * 5 + ["other"]:
+                waiting.append(asyncio.create_task(own.client.post(CHAT, **ask(text))))
+                await eventually(lambda: provider_requests() == 1 + len(waiting), seconds=GENEROUS)
+            scripted.says(delta("stop", content="Hi"), "[DONE]")
+            scripted.hangs = False
+        assert {one.status_code for one in await asyncio.gather(*waiting)} == {200}
+    assert "other" in [body["messages"][0]["content"] for _, body in scripted.seen[:3]]
+
+
+def provider_requests() -> int:
+    return sum(task.get_name() == "provider-cloud" for task in asyncio.all_tasks())
+
+
 async def test_a_client_that_leaves_ends_the_provider_s_answer(card, tokenizer, provider):
     provider.steps(*[Step((provider.tokenizer.encode("x")[0],), wait=0.05) for _ in range(400)])
     async with overflowing(card, tokenizer, **settings_for(str(provider.client.base_url))) as own:
