@@ -109,8 +109,10 @@ class ConversationStore:
             count, size = await table.count_conversations(connection, made.user_id)
             if count >= self.settings.entries or size >= self.settings.bytes:
                 raise RateLimitError(
-                    f"You have {count:,} conversations with {size:,} characters, and this gateway keeps at most "
-                    f"{self.settings.entries:,} with {self.settings.bytes:,}; delete some first.",
+                    f"You have {count:,} conversations with {size:,} characters, deleted ones included, and this "
+                    f"gateway keeps at most {self.settings.entries:,} with {self.settings.bytes:,}. A conversation "
+                    f"that is deleted is purged after {self.settings.purge_days} days. To delete all your "
+                    "conversations and responses for good now, send DELETE /api/conversations.",
                     code="conversations_full",
                     should_retry=False,
                 )

@@ -13,6 +13,7 @@ from llmops.clocks import utc_now
 from llmops.control.retention import prune_expired
 from llmops.gateway.conversations.conversation_store import ConversationStore, public_id
 from llmops.gateway.conversations.purge import PurgeTask
+from llmops.gateway.errors import RateLimitError
 from llmops.gateway.interfaces import Caller
 from llmops.gateway.settings import ConversationSettings
 from llmops.store import conversations as table
@@ -175,6 +176,19 @@ async def test_a_gateway_whose_clock_is_ahead_purges_nothing_too_early(chats, cl
     clock.now = ahead()
     assert await chats.prune() == 0
     assert await prune_expired(store, ahead(), timedelta(days=30)) == (0, 0)
+
+
+async def test_who_has_deleted_all_conversations_learns_why_there_is_no_room_and_how_to_make_some(url, clock):
+    """Before the fix, owners without a conversation were told to delete some, for 30 days."""
+    chats = ConversationStore(url, ConversationSettings(entries=1), clock)
+    await chats.delete(ANN, public_id(await chats.create(ANN, PAIR)))
+    count = r"You have 1 conversations with 10 characters, deleted ones included, .* at most 1 with"
+    way = r"deleted is purged after 30 days. To delete .* for good now, send DELETE /api/conversations\.$"
+    with pytest.raises(RateLimitError, match=f"{count}.*{way}"):
+        await chats.create(ANN)
+    await chats.purge(ANN)
+    await chats.create(ANN)
+    await chats.close()
 
 
 async def test_each_tenant_keeps_conversations_for_its_own_time(url, clock, store):
