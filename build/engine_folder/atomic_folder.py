@@ -18,6 +18,8 @@ from llmops.errors import BuildError, InputError, LlmopsError, ResourceError
 _SUFFIX = ".building"
 #: Suffix of an old engine that was moved out of the way.
 _ASIDE = ".replaced"
+#: Names of files that systems make in the folders of users: macOS, Windows, and NFS for open files.
+_SYSTEM_FILE = re.compile(r"\.DS_Store|\._.*|Thumbs\.db|desktop\.ini|\.nfs[0-9a-f]+")
 #: Bytes that must be free beyond the estimate, for logs and the file system's metadata.
 _MARGIN = 64 << 20
 
@@ -153,10 +155,10 @@ def list_files(folder: Path) -> list[str]:
 
 
 def reject_added_files(folder: Path, added: list[str]) -> None:
-    """Raise ResourceError if `added` names files that would be removed with the folder."""
-    if added:
+    """Raise ResourceError if `added` names files of a user, which would be removed with the folder."""
+    if kept := [path for path in added if not _SYSTEM_FILE.fullmatch(path.rpartition("/")[2])]:
         raise ResourceError(
-            f"{folder} holds files that llmops did not make and would remove: {', '.join(added[:5])}. "
+            f"{folder} holds files that llmops did not make and would remove: {', '.join(kept[:5])}. "
             "Move them to another folder."
         )
 

@@ -136,6 +136,8 @@ def test_own_files_in_an_engine_folder_stop_another_build(spec: BuildSpec, manif
         build(replace(spec, max_seq_len=64), force=True)
     assert own.read_text() == "mine"
     own.unlink()
+    for system in (".DS_Store", "tokenizer/._tokenizer.json", "Thumbs.db", ".nfs0000000000a1b2c3"):
+        (spec.output / system).touch()
     assert not build(replace(spec, max_seq_len=64))[1]
 
 
