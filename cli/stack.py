@@ -139,8 +139,14 @@ def make_repository(
     Return the repository's folder, and the models with their engine folders. `tenants_apart` is
     True if the gateway keeps the cached prefixes of tenants apart. The engine is served under
     `name`, or under the name that its build gave it.
+
+    Raises:
+        InputError: The repository beside the engine is a symbolic link, which may have come with
+            the engine and lead to a repository that is in use.
     """
     repository = (folder or engine.absolute().parent) / f"{engine.absolute().name}-repository"
+    if folder is None and repository.is_symlink():
+        raise InputError(f"{repository} is a symbolic link; remove it, or name a folder with --dir.")
     engines = read_engines((f"{name}={engine}" if name else str(engine),), serving=serving, tenants_apart=tenants_apart)
     generate_repository(engines, repository)
     return repository, {engine.name: engine.directory for engine in engines}

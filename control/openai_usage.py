@@ -13,9 +13,10 @@ from typing import Annotated, Literal
 from uuid import UUID
 
 from fastapi import Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from starlette.responses import Response
 
+from llmops.control.admin.schemas import check_visible
 from llmops.control.api_route import CurrentCaller, json_response, make_router
 from llmops.control.store_access import SharedStore, StoreOfApp
 from llmops.gateway.errors import ForbiddenError, InvalidRequestError
@@ -60,6 +61,8 @@ class _Query(FailFastModel):
     bucket_width: str = "1d"
     limit: int | None = Field(default=None, ge=1)
     page: str | None = None
+
+    _visible = field_validator("*")(check_visible)
 
 
 class OrganizationUsageQuery(_Query):

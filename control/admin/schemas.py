@@ -37,7 +37,7 @@ def _to_utc(time: datetime) -> datetime:
         raise ValueError("this time is outside the years 1 to 9999") from None
 
 
-def _check_visible(value: Any) -> Any:
+def check_visible(value: Any) -> Any:
     texts = value if isinstance(value, tuple) else (value,)
     if not all(is_safe_text(text) for text in texts if isinstance(text, str)):
         raise ValueError(
@@ -56,7 +56,7 @@ Dollars = Annotated[
 Timestamp = Annotated[datetime, AfterValidator(_to_utc)]
 UsageGroup = Literal["day", "tenant", "user", "model", "key"]
 # A text in a request that is outside of a body, such as an id in the path.
-SafeText = Annotated[str, AfterValidator(_check_visible)]
+SafeText = Annotated[str, AfterValidator(check_visible)]
 
 
 class AdminSchema(FailFastModel):
@@ -79,7 +79,7 @@ class AdminRequest(AdminSchema):
     interprets or a reader cannot see.
     """
 
-    _visible = field_validator("*")(_check_visible)
+    _visible = field_validator("*")(check_visible)
 
 
 class BudgetFields(AdminSchema):

@@ -20,6 +20,7 @@ from click.testing import CliRunner
 
 from llmops.build.trtllm.container_images import bind_mount
 from llmops.cli.main import cli
+from llmops.cli.stack import make_repository
 from llmops.errors import InputError, ResourceError
 from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.model_repository.repository.manifest import REPOSITORY_FILE, RepositoryManifest
@@ -222,3 +223,15 @@ def test_a_manifest_puts_no_words_into_scripts(copied: Path, change: tuple[str, 
     refused = CliRunner().invoke(cli, ["serve", str(copied), "--dry-run"])
     assert isinstance(refused.exception, InputError)
     assert "or edited" in str(refused.exception)
+
+
+def test_an_engine_leads_to_no_other_repository(tmp_path: Path) -> None:
+    """Before the fix, `llmops up` replaced the repository behind a link that had come beside the engine."""
+    engine = make_engine(tmp_path / "dist" / "engine")
+    production = tmp_path / "production"
+    make_repository(make_engine(tmp_path / "own"), production)
+    before = sorted(production.rglob("*"))
+    (tmp_path / "dist" / "engine-repository").symlink_to(production / "own-repository")
+    with pytest.raises(InputError, match="engine-repository is a symbolic link; remove it, or name a folder"):
+        make_repository(engine, None)
+    assert sorted(production.rglob("*")) == before
