@@ -25,7 +25,7 @@ MAX_ADDED_LENGTH = 512
 MAX_IDS_PER_TOKEN = 2
 
 
-def check_growth(path: Path) -> None:
+def check_growth(path: Path) -> dict[str, Any]:
     """Check that the rules of a tokenizer.json are bounded in length and time.
 
     Three faults could make gigabytes of a request, and are rejected: rules that, alone or chained,
@@ -33,6 +33,9 @@ def check_growth(path: Path) -> None:
     ids without a token. Two kinds of decoders are rejected as well: a decoder that removes
     characters at the end of tokens, because the library panics at a shorter token, and a decoder
     with a regular expression, which no known tokenizer has.
+
+    Returns:
+        The content of the file.
 
     Raises:
         OSError: The file cannot be read, or is too large.
@@ -62,6 +65,7 @@ def check_growth(path: Path) -> None:
         raise ValueError("its decoder removes characters at the end of tokens, which shorter tokens do not have")
     if any(patterns(spec.get("decoder"))):
         raise ValueError("its decoder has a regular expression, which may take minutes for a long token")
+    return spec
 
 
 def check_added_tokens(contents: Sequence[str]) -> None:

@@ -19,7 +19,6 @@ from time import process_time
 from typing import TYPE_CHECKING
 
 from llmops.errors import CheckpointError
-from llmops.input_files import MAX_TABLE_BYTES, read_json
 from llmops.process import limit_process, module_command
 from llmops.tokenizer_files import check_growth, patterns
 
@@ -77,13 +76,12 @@ def _problem(path: Path) -> str:
     from tokenizers import Tokenizer
 
     try:
-        check_growth(path)
+        spec = check_growth(path)
         tokenizer = Tokenizer.from_file(str(path))
         # All readers of the engine's tokenizer turn truncation off too.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         counts = [len(tokenizer.encode(text).ids) for text in _TEXTS]
-        spec = read_json(path, MAX_TABLE_BYTES)
         own = sorted(set("".join(patterns([spec.get("normalizer"), spec.get("pre_tokenizer")]))))
         parts = sorted({*map(chr, range(32, 127)), "\n", *own[-_MAX_OWN_RUNS:], _most_nested(tokenizer.get_vocab())})
         runs = [(one * _RUN)[:_RUN] for one in parts]

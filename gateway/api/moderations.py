@@ -1,5 +1,6 @@
 """The endpoint POST /v1/moderations, which applies the gateway's safety filters."""
 
+import asyncio
 import secrets
 from collections.abc import Sequence
 from itertools import count
@@ -101,7 +102,11 @@ def text_embedder(models: ModelLookup[EmbeddingModel]) -> Embed:
     async def embed(name: str, texts: Sequence[str]) -> NDArray[np.float32]:
         model = models.get(name, UNKNOWN_CALLER)
         room = model.card.max_seq_len - model.tokenizer.frame.size
-        ids = [model.tokenizer.encode_beginning(text, room, add_special_tokens=False) for text in texts]
+
+        def encode() -> list[list[int]]:
+            return [model.tokenizer.encode_beginning(text, room, add_special_tokens=False) for text in texts]
+
+        ids = await asyncio.to_thread(encode) if model.tokenizer.is_slow else encode()
         return await model.embed([model.tokenizer.frame.ids(row) for row in ids], f"text {next(calls)}")
 
     return embed

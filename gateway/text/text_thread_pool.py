@@ -4,7 +4,7 @@ Work for short texts runs on the event loop, and work for longer texts in the sh
 exceeds its CPU limit starts again: from the event loop in the short lane, and from the short lane
 in the long lane, where it delays only other long work. Large texts have their own lane and are
 processed one after the other, because each token takes 500 bytes of memory while its text is
-tokenized.
+tokenized. Slow tokenizers have their own lane, too, because they cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -60,6 +60,10 @@ class CpuLimitError(Exception):
     """
 
 
+class SlowTokenizerError(CpuLimitError):
+    """An error for work that must start again in the lane of slow tokenizers, before it tokenizes."""
+
+
 class _ThreadLimit(threading.local):
     cpu_seconds = math.inf
 
@@ -70,7 +74,7 @@ thread_limit = _ThreadLimit()
 
 
 class TextThreadPool:
-    """A pool of threads in three lanes: for short work, for long work and for large texts.
+    """A pool of threads in four lanes: for short and long work, large texts and slow tokenizers.
 
     The short lane has `threads` threads, and the other lanes have one each. At most `backlog`
     requests wait, and no client can use the whole backlog.
@@ -80,6 +84,7 @@ class TextThreadPool:
         self._short_lane = _ThreadLane("llmops-text", threads)
         self._long_lane = _ThreadLane("llmops-long", 1, is_long=True)
         self._large_lane = _ThreadLane("llmops-large", 1)
+        self._slow_lane = _ThreadLane("llmops-slow", 1)
         self._shares = FairShares(threads + backlog)
 
     async def run(self, work: Callable[[], T], size: int, caller: str = "") -> T:
@@ -102,9 +107,11 @@ class TextThreadPool:
             raise OverloadedError("Too many long prompts are being prepared; send the request again later.")
         try:
             lane = self._large_lane if size > LARGE_CHARACTERS else self._short_lane
-            with suppress(CpuLimitError):
+            try:
                 return await lane.run(lambda: _run_with_cpu_limit(SHORT_LANE_SECONDS, work), caller)
-            return await self._long_lane.run(work, caller)
+            except CpuLimitError as error:
+                lane = self._slow_lane if isinstance(error, SlowTokenizerError) else self._long_lane
+            return await lane.run(work, caller)
         finally:
             self._shares.give_back(caller)
 
@@ -113,6 +120,7 @@ class TextThreadPool:
         self._short_lane.close()
         self._long_lane.close()
         self._large_lane.close()
+        self._slow_lane.close()
 
 
 def _run_with_cpu_limit(seconds: float, work: Callable[[], T]) -> T:

@@ -6,10 +6,12 @@ The folder contains tokenizer.json and tokenizer_config.json.
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from time import monotonic, thread_time
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -18,8 +20,10 @@ from llmops.errors import InputError
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.text.control_tokens import ControlTokens, RenderedPrompt, find_control_tokens
 from llmops.gateway.text.detokenizer import DetokenizerFactory
+from llmops.gateway.text.text_thread_pool import SlowTokenizerError, thread_limit
 from llmops.input_files import leads_outside
-from llmops.tokenizer_files import check_growth, is_panic
+from llmops.tokenizer_files import check_growth, is_panic, patterns
+from llmops.tokenizer_patterns import are_quick
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -43,6 +47,11 @@ _MAX_WHOLE_BYTES = 2**18
 #: Number and size in characters of the samples of a longer text, from which the number of its
 #: tokens is estimated. The samples together are a sixteenth of the shortest such text in ASCII.
 _SAMPLES, _SAMPLE_CHARACTERS = 64, 2**8
+#: CPU seconds for a text, and more for each of its characters, after which a tokenizer counts as
+#: slow. Known tokenizers take less than a tenth of this time for ordinary texts.
+_QUICK_SECONDS, _QUICK_SECONDS_PER_CHARACTER = 0.02, 1e-5
+#: Number of seconds for which a tokenizer counts as slow after such a text.
+_SLOW_SECONDS = 10.0
 
 
 class TextTokenizer:
@@ -73,7 +82,7 @@ class TextTokenizer:
                 f"{link} leads out of its folder, so prompts may contain text of another file; replace it with a copy."
             )
         try:
-            check_growth(path)
+            spec = check_growth(path)
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:
             raise InputError(
@@ -81,6 +90,8 @@ class TextTokenizer:
             ) from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        own_patterns = patterns([spec.get("normalizer"), spec.get("pre_tokenizer")])
+        self._slow_until = 0.0 if are_quick(own_patterns) else math.inf
         self.config = _read_config(directory / "tokenizer_config.json")
         self.chat_template = _read_template(directory, self.config)
         self.detokenizers = DetokenizerFactory(self._tokenizer)
@@ -95,6 +106,11 @@ class TextTokenizer:
         """
         found = {name: _token_text(self.config.get(name)) for name in SPECIAL_TOKENS}
         return {name: text for name, text in found.items() if text is not None}
+
+    @property
+    def is_slow(self) -> bool:
+        """Return True if texts may take seconds, so that they are tokenized in a thread of their own."""
+        return monotonic() < self._slow_until
 
     def keep_controls_apart(self) -> ControlTokens:
         """Return the control tokens, and distinguish them from text from now on.
@@ -144,7 +160,11 @@ class TextTokenizer:
         Raises:
             InvalidRequestError: A regular expression of the tokenizer takes too many steps for
                 `text`.
+            SlowTokenizerError: The text must be tokenized on another thread.
         """
+        if monotonic() < self._slow_until and thread_limit.cpu_seconds < math.inf:
+            raise SlowTokenizerError
+        begun = thread_time()
         # `encode()` holds the GIL for the whole text. The batch function releases the GIL and
         # computes no offsets.
         try:
@@ -156,6 +176,9 @@ class TextTokenizer:
             raise InvalidRequestError(
                 f"This model's tokenizer cannot encode the text ({str(error)[:100]}); shorten it."
             ) from error
+        finally:
+            if thread_time() - begun > _QUICK_SECONDS + _QUICK_SECONDS_PER_CHARACTER * len(text):
+                self._slow_until = max(self._slow_until, monotonic() + _SLOW_SECONDS)
         return ids
 
     def encode_prompt(self, prompt: RenderedPrompt, *, add_special_tokens: bool = False) -> list[int]:

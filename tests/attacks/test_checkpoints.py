@@ -8,6 +8,7 @@ import os
 import resource
 import shutil
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,7 +34,9 @@ from llmops.build.tokenizer.tokenizer_trial import try_tokenizer
 from llmops.errors import CheckpointError, InputError, ResourceError
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.text.chat_template import ChatTemplate
+from llmops.gateway.text.text_thread_pool import TextThreadPool
 from llmops.gateway.text.tokenizer import TextTokenizer
+from llmops.tokenizer_patterns import are_quick
 from tests.attacks.harness import MIB, record, scaled
 from tests.support import forked_cli
 from tests.support.tiny_models import write_checkpoint
@@ -336,6 +339,128 @@ def test_a_tokenizer_of_linear_time_is_taken(monkeypatch, tokenizer_dir: Path, s
     breaks = iter(seconds)
     monkeypatch.setattr(tokenizer_trial, "_cpu_seconds", lambda _, text: next(breaks) if text[0] == "\n" else 0.004)
     assert tokenizer_trial._problem(tokenizer_dir / "tokenizer.json") == ""
+
+
+async def test_a_tokenizer_that_may_take_seconds_is_kept_off_the_event_loop(tokenizer: Path) -> None:
+    """Such a tokenizer passed the trial, and took 8 s on the event loop for a chat of 964 characters."""
+    pair = "\u10c8\u10a0"
+    split_first(tokenizer, f"(?:(?:{pair})*(?:{pair})*(?:{pair})*(?:{pair})*)y|\\s+|\\S")
+    try_tokenizer(tokenizer, "x")
+    served = TextTokenizer(tokenizer.parent)
+    with contextlib.closing(TextThreadPool()) as threads:
+        thread, ids = await threads.run(lambda: (threading.current_thread(), served.encode(pair * 40)), 80)
+    assert thread.name.startswith("llmops-slow")
+    assert ids
+
+
+def test_a_tokenizer_that_was_slow_leaves_the_event_loop(tokenizer: Path) -> None:
+    """An expression of quadratic time takes at most 0.3 s on the event loop, once in ten seconds."""
+    split_first(tokenizer, "|".join(f"[zq]*[{letter}é]" for letter in "abcdefg"))
+    served = TextTokenizer(tokenizer.parent)
+    served.encode("Hello")
+    assert not served.is_slow
+    served.encode("zq" * 2048)
+    assert served.is_slow
+
+
+_BRIEF = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_CAPITALS = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
+)
+_NO_HAN = tuple(one.replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]") for one in _CAPITALS)
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        pytest.param([r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"], id="gpt-2"),
+        pytest.param(
+            [rf"{_BRIEF}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"],
+            id="cl100k, llama-3, phi-4, glm-4",
+        ),
+        pytest.param(
+            [
+                r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]"
+                r"|\s+(?!\S)|\s+"
+            ],
+            id="cl100k, possessive",
+        ),
+        pytest.param(
+            [rf"{_BRIEF}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"],
+            id="qwen-2 to qwen-3",
+        ),
+        pytest.param(
+            [
+                rf"{_BRIEF}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+                rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+            ],
+            id="qwen-3.5",
+        ),
+        pytest.param(
+            [
+                rf"{_CAPITALS[0]}{_BRIEF}?|{_CAPITALS[1]}{_BRIEF}?|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*"
+                rf"|{_SPACES}"
+            ],
+            id="o200k, gpt-oss, llama-4",
+        ),
+        pytest.param(
+            [rf"{_CAPITALS[0]}|{_CAPITALS[1]}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"],
+            id="tekken, nemotron",
+        ),
+        pytest.param(
+            [
+                rf"[\p{{Han}}]+|{_NO_HAN[0]}{_BRIEF}?|{_NO_HAN[1]}{_BRIEF}?|\p{{N}}{{1,3}}"
+                rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+            ],
+            id="kimi-k2",
+        ),
+        pytest.param(
+            [
+                "[\r\n]",
+                r"\s?[A-Za-zµÀ-ÖØ-öø-ƺ]+",
+                r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
+                r"\s+$",
+                "[一-龥ࠀ-一가-퟿]+",
+                r"\p{N}+",
+            ],
+            id="deepseek-v2",
+        ),
+        pytest.param(
+            [
+                r"\p{N}{1,3}",
+                "[一-龥぀-ゟ゠-ヿ]+",
+                "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
+                rf"| ?[\p{{P}}\p{{S}}]+[{chr(13)}{chr(10)}]*|{_SPACES}",
+            ],
+            id="deepseek-v3, deepseek-r1",
+        ),
+        pytest.param([r"\s+", r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"], id="clip"),
+        pytest.param([r" ?[^(\s|[.,!?…。，、।۔،])]+"], id="bloom"),
+        pytest.param(["[0-9][0-9][0-9]"], id="falcon"),
+        pytest.param([r"\d{1,3}(?=(?:\d{3})*\b)"], id="command-a"),
+        pytest.param([r"\p{N}{1,3}", r"(?=(\d{3})+(?!\d))"], id="superbpe"),
+        pytest.param([" {2,}"], id="t5"),
+        pytest.param([], id="gemma, starcoder, smollm"),
+    ],
+)
+def test_known_tokenizers_stay_on_the_event_loop(known: list[str]) -> None:
+    """The steps that the expressions of known tokenizers may take are bounded."""
+    assert are_quick(known)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "x*x*[^x]", "(a+)+$b", "(?:a|a)*b", "(?:a|a)" * 20 + "b", "(a?){50}b", "a{0,999}a{0,999}b", "(?>a*)*b",
+        "a{1,3}+b", "(?i:[ßs]*)b", "(?=a*b*)c", "(?<=a*b*)c", r"(?<x>a)\k<x>*b", r"\R*b", "(?~a)*b", "(?x: a*)b",
+        "|".join(f"x{{2000}}{chr(at)}" for at in range(200, 300)), "x" * 5000, "(?:" * 1000 + "a" + ")" * 1000, "[a\\",
+    ],
+)  # fmt: skip
+def test_no_other_expression_counts_as_quick(pattern: str) -> None:
+    """Each expression is slow in some text, or is read in another way by Oniguruma than by Python."""
+    assert not are_quick([pattern])
 
 
 def test_templates_that_fail_leave_none_of_their_values() -> None:
