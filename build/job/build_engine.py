@@ -41,7 +41,7 @@ _REVISION = 4
 #: Names at the top of engine folders of earlier builds, whose engine.json lists no files.
 _NAMES = {
     FILE_NAME, "model", "tokenizer", "checkpoint", "lora", "lora_prefetch", trtllm_build.LOG, trtllm_build.SCRIPT,
-    "llm_args.json", "xgrammar_tokenizer_info.json",
+    trtllm_build.TIMING_CACHE, "llm_args.json", "xgrammar_tokenizer_info.json",
 }  # fmt: skip
 #: Suffixes of hidden files that a running or killed command leaves in an engine folder.
 _LEFTOVERS = (".lock", ".part", ".building")
@@ -194,9 +194,9 @@ def _reject_added_files(output: Path) -> None:
     with contextlib.suppress(InputError):
         manifest = EngineManifest.load(output)
         if manifest.files:
-            # `build --resume` and build.sh write an engine and a log after engine.json.
-            resumed = {trtllm_build.ENGINE_DIR, trtllm_build.LOG} if manifest.target == "tensorrt" else set[str]()
-            made, names = set(manifest.files), {FILE_NAME, *resumed}
+            # `build --resume` and build.sh write an engine, a log and a cache after engine.json.
+            resumed = {trtllm_build.ENGINE_DIR, trtllm_build.LOG, trtllm_build.TIMING_CACHE}
+            made, names = set(manifest.files), {FILE_NAME, *(resumed if manifest.target == "tensorrt" else ())}
     added = (path for path in list_files(output) if path not in made and path.partition("/")[0] not in names)
     reject_added_files(output, [path for path in added if not (path[0] == "." and path.endswith(_LEFTOVERS))])
 

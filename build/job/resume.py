@@ -46,9 +46,10 @@ def _finish(manifest: EngineManifest, folder: Path, in_container: bool, progress
     else:
         trtllm_build.check_version(image)
     _clear(folder / trtllm_build.ENGINE_DIR)
+    before = {*list_files(folder)} - {trtllm_build.LOG}
     trtllm_build.run(argv, folder, manifest.parallelism.world_size, folder / trtllm_build.LOG, progress)
     weights = measure_weights(folder / manifest.model_dir)
-    made = {trtllm_build.LOG, *(f"{manifest.model_dir}/{name}" for name in list_files(folder / manifest.model_dir))}
+    made = {*list_files(folder)} - before
     files = sorted({*manifest.files, *made}) if manifest.files else []
     finished = manifest.model_copy(update={"complete": True, "weight_bytes": weights, "files": files})
     _save(finished, folder)

@@ -10,8 +10,10 @@ import threading
 import pytest
 
 from llmops.build.checkpoint import open_checkpoint
+from llmops.build.engine_folder.atomic_folder import list_files
 from llmops.build.engine_folder.build_lock import exclusive_build, exclusive_replacement
 from llmops.build.engine_folder.manifest import EngineManifest
+from llmops.build.job import build_engine
 from llmops.build.job.dry_run import dry_run
 from llmops.build.job.resume import resume
 from llmops.build.progress import SilentProgress
@@ -19,7 +21,7 @@ from llmops.build.spec import BuildSpec
 from llmops.build.targets import tensorrt
 from llmops.build.targets.nvidia import trtllm_build
 from llmops.build.trtllm.image_selection import image_of
-from llmops.errors import BuildError, InputError, MissingDependencyError, VersionMismatchError
+from llmops.errors import BuildError, InputError, MissingDependencyError, ResourceError, VersionMismatchError
 from tests.support.manifests import engine_manifest
 from tests.support.processes import commands
 from tests.support.programs import install_program
@@ -44,6 +46,8 @@ for rank in range(2):
     if fault == "hang": time.sleep(600)
     print("[TRT-LLM] [I] Engine serialized. Total time: 00:00:01", flush=True)
 (out / "config.json").write_text("{{}}")
+# tensorrt_llm/builder.py: `builder.save_timing_cache(builder_config, build_config.output_timing_cache)`
+pathlib.Path("model.cache").write_bytes(b"cache")
 """
 
 
@@ -169,6 +173,19 @@ def test_a_folder_from_elsewhere_runs_no_other_program_and_writes_no_other_file(
     with pytest.raises(InputError, match="nothing can be resumed"):
         resume(folder)
     assert not (tmp_path / "theirs").exists()
+
+
+@pytest.mark.parametrize("is_listed", [True, False], ids=["as built", "of an earlier build"])
+def test_files_of_trtllm_build_stop_no_other_build(folder, program, is_listed):
+    """Before the fix, trtllm-build's model.cache was called a file that llmops did not make."""
+    files = [name for name in list_files(folder) if name != "engine.json"] if is_listed else []
+    EngineManifest.load(folder).model_copy(update={"files": files}).save(folder)
+    resumed = resume(folder)[0]
+    assert ("model.cache" in resumed.files) == is_listed
+    build_engine._reject_added_files(folder)
+    (folder / "notes.md").touch()
+    with pytest.raises(ResourceError, match=r"remove: notes\.md"):
+        build_engine._reject_added_files(folder)
 
 
 def test_another_version_is_refused(folder, program, monkeypatch):

@@ -25,6 +25,8 @@ from llmops.errors import BuildError, MissingDependencyError
 PROGRAM = "trtllm-build"
 LOG = "trtllm-build.log"
 SCRIPT = "build.sh"
+#: Default of trtllm-build's --output_timing_cache, a path in the folder where the program runs.
+TIMING_CACHE = "model.cache"
 CHECKPOINT_DIR, ENGINE_DIR = "checkpoint", "model"
 #: First of the two log lines per rank of tensorrt_llm/_common.py, serialize_engine.
 _RANK_DONE = re.compile(r"Serializing engine to .*rank\d+\.engine")
