@@ -39,7 +39,7 @@ from llmops.errors import CheckpointError, InputError, first_validation_error
 #: give another engine than before.
 _REVISION = 4
 #: Names at the top of engine folders of earlier builds, whose engine.json lists no files.
-_NAMES = {
+_EARLIER_NAMES = {
     FILE_NAME, "model", "tokenizer", "checkpoint", "lora", "lora_prefetch", trtllm_build.LOG, trtllm_build.SCRIPT,
     trtllm_build.TIMING_CACHE, "llm_args.json", "xgrammar_tokenizer_info.json",
 }  # fmt: skip
@@ -120,7 +120,7 @@ def _build(job: TargetJob[Any], progress: Progress, force: bool) -> tuple[Engine
         remove_stages(output)
     present = None if force else _up_to_date_manifest(output, key)
     if present is None:
-        _reject_added_files(output)
+        reject_added_files(output, _added_files(output))
         if not fresh:
             job.check()
         check_space(output, max(0, job.disk_bytes - job.kept_bytes))
@@ -188,9 +188,9 @@ def _check_output(output: Path) -> None:
         raise InputError(f"{output} exists and is not an engine folder; give -o another folder, or remove it.")
 
 
-def _reject_added_files(output: Path) -> None:
-    """Raise ResourceError if the engine folder holds files that no build wrote."""
-    made, names = set[str](), _NAMES
+def _added_files(output: Path) -> list[str]:
+    """Return the paths that no build wrote, in the engine folder that a build replaces."""
+    made, names = set[str](), _EARLIER_NAMES
     with contextlib.suppress(InputError):
         manifest = EngineManifest.load(output)
         if manifest.files:
@@ -198,7 +198,7 @@ def _reject_added_files(output: Path) -> None:
             resumed = {trtllm_build.ENGINE_DIR, trtllm_build.LOG, trtllm_build.TIMING_CACHE}
             made, names = set(manifest.files), {FILE_NAME, *(resumed if manifest.target == "tensorrt" else ())}
     added = (path for path in list_files(output) if path not in made and path.partition("/")[0] not in names)
-    reject_added_files(output, [path for path in added if not (path[0] == "." and path.endswith(_LEFTOVERS))])
+    return [path for path in added if not (path[0] == "." and path.endswith(_LEFTOVERS))]
 
 
 def _up_to_date_manifest(output: Path, key: str) -> EngineManifest | None:

@@ -286,12 +286,13 @@ class _ConfigReader:
     def layers(self) -> int:
         # config.json of Nemotron 3 Ultra lists the layers and does not count them.
         named = self.raw("layers_block_type")
-        return self._few_layers(
+        return self._bounded_layers(
             self.integer("num_hidden_layers", default=len(named) if isinstance(named, list) else None)
         )
 
     @staticmethod
-    def _few_layers(count: int) -> int:
+    def _bounded_layers(count: int) -> int:
+        """Return `count`. Raise CheckpointError for more layers than any model has."""
         if count > _MAX_LAYERS:
             raise CheckpointError(
                 f"config.json has {count} layers, and at most {_MAX_LAYERS} are possible; download config.json again."
@@ -336,7 +337,7 @@ class _ConfigReader:
             mla=self.mla(),
             sliding_window=self.sliding_window(layers),
             quant_method=self.quant_method(),
-            next_token_layers=self._few_layers(
+            next_token_layers=self._bounded_layers(
                 self.integer("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0, at_least=0)
             ),
             next_token_embeddings=self.flag("mtp_use_dedicated_embeddings", self.family.recurrent is None),

@@ -112,7 +112,7 @@ def choose_profile(profiles: list[dict[str, Any]], version: str) -> dict[str, An
 
 
 class GpuBlocks:
-    """Counts the KV-cache blocks on the GPU, of statistics that count those in host memory too.
+    """A counter of the KV-cache blocks on the GPU, for statistics that count those in host memory too.
 
     1.2 counts every block in host memory as used (NVIDIA/TensorRT-LLM #15075; kvCacheManager.h,
     getNumAllocatedBlocks). A block that is kept for reuse is free, so the largest number of free
