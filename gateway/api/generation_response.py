@@ -75,7 +75,13 @@ async def respond_with_generation(
         watcher.notify(answer.cancel)
         with closing(answer), record_timings(answer, context_of(request)):
             await answer.start()
-            body = await collect(answer)
+            try:
+                body = await collect(answer)
+            except ApiError:
+                raise
+            except BaseException as error:
+                answer.abandon(error)
+                raise
             return json_response(body) if answer.choices[0].logprobs is None else await chunked_json_response(body)
     finally:
         watcher.close()

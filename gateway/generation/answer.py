@@ -195,7 +195,7 @@ class Answer:
         of `error` is below 500.
         """
         status, finish = (error.status, error.finish_reason) if isinstance(error, ApiError) else (500, "error")
-        if status >= 500 and not self._cancelled:
+        if status >= 500 and not self._cancelled and not self._complete:
             self.error_finish, self._complete = finish, True
             self._context.usage = Usage(self.prompt_tokens)
             self._record_outcome(status)

@@ -187,18 +187,23 @@ async def test_what_the_gateway_gives_up_before_its_answer_costs_nothing(account
     assert [row["status"] for row in await account.rows(key)] == [200]
 
 
-async def test_a_background_response_that_a_shutdown_ends_before_its_first_token_costs_nothing(account, gateway):
+async def test_what_a_shutdown_ends_before_its_client_got_any_of_it_costs_nothing(account, gateway):
     await account.price()
     key, headers = await account.key(None)
     async with gateway() as stack:
         stack.steps(Step(hang=True))
         body = {**BODIES[RESPONSES], "background": True}
         begun = (await stack.client.post(RESPONSES, json=body, headers=headers)).json()
-        await eventually(lambda: stack.triton.active)
+        asked = [asyncio.create_task(stack.client.post(CHAT, json={**BODY, "stream": True}, headers=headers))]
+        await eventually(lambda: stack.triton.active == 2)
+        stack.steps(Step((9,)), Step(hang=True))
+        asked.append(asyncio.create_task(stack.client.post(CHAT, json=BODY, headers=headers)))
+        await eventually(lambda: stack.triton.active == 3)
+    assert [one.status_code for one in await asyncio.gather(*asked)] == [500, 500]
+    assert await account.rows(key) == []
     async with gateway() as stack:
         ended = (await stack.client.get(f"{RESPONSES}/{begun['id']}", headers=headers)).json()
         assert ended["status"] == "failed"
-    assert await account.rows(key) == []
 
 
 async def test_a_client_that_leaves_before_the_first_token_pays_for_the_prompt(account, gateway):
