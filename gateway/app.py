@@ -58,8 +58,9 @@ from llmops.gateway.routing.replicas.replica_metrics import ReplicaMetricsCollec
 from llmops.gateway.routing.served_models import EmbeddingModel, EncoderModel, GenerativeModel
 from llmops.gateway.routing.versions.outcome_check import OutcomeCheck
 from llmops.gateway.routing.versions.version_router import VersionRouter
+from llmops.gateway.safety.filters import JUDGED_TENANT
 from llmops.gateway.safety.policy import create_safety
-from llmops.gateway.safety.services import JUDGED_TENANT, Embed
+from llmops.gateway.safety.services import Embed
 from llmops.gateway.settings import GatewaySettings, RoutedAlias
 from llmops.gateway.telemetry import metric_definitions
 from llmops.gateway.telemetry.event_loop_lag import EventLoopMonitor

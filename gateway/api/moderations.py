@@ -1,6 +1,5 @@
 """The endpoint POST /v1/moderations, which applies the gateway's safety filters."""
 
-import asyncio
 import secrets
 from collections.abc import Sequence
 from itertools import count
@@ -20,10 +19,12 @@ from llmops.gateway.http.request_context import UNKNOWN_CALLER, context_of
 from llmops.gateway.interfaces import Caller
 from llmops.gateway.routing.model_registry import ModelLookup
 from llmops.gateway.routing.served_models import EmbeddingModel
+from llmops.gateway.safety.filters import JUDGED_TENANT
 from llmops.gateway.safety.policy import Safety
 from llmops.gateway.safety.services import Embed, ModerationFilter
 from llmops.gateway.schemas.request_fields import RequestModel
 from llmops.gateway.schemas.response_schemas import ModerationResponse
+from llmops.gateway.text.text_thread_pool import ThreadLane
 from llmops.gateway.text.tokenizer import BYTES_PER_TOKEN
 
 #: The categories that OpenAI's responses always contain. OpenAI's SDKs require them.
@@ -94,10 +95,10 @@ class ModerationsEndpoint:
 def text_embedder(models: ModelLookup[EmbeddingModel]) -> Embed:
     """Return a function that turns texts into vectors with this gateway's embedding models.
 
-    Calls take turns at the model, so that a long text with many passages does not delay other
-    texts.
+    Tenants take turns at the model, and so do the texts of a tenant, so that neither many texts nor
+    a long text with many passages delay other texts.
     """
-    calls = count()
+    calls, lane = count(), ThreadLane("llmops-encode", 1)
 
     async def embed(name: str, texts: Sequence[str]) -> NDArray[np.float32]:
         model = models.get(name, UNKNOWN_CALLER)
@@ -106,7 +107,9 @@ def text_embedder(models: ModelLookup[EmbeddingModel]) -> Embed:
         def encode() -> list[list[int]]:
             return [model.tokenizer.encode_beginning(text, room, add_special_tokens=False) for text in texts]
 
-        ids = await asyncio.to_thread(encode) if model.tokenizer.is_slow else encode()
-        return await model.embed([model.tokenizer.frame.ids(row) for row in ids], f"text {next(calls)}")
+        tenant = JUDGED_TENANT.get()
+        ids = await lane.run(encode, tenant) if model.tokenizer.is_slow else encode()
+        rows = [model.tokenizer.frame.ids(row) for row in ids]
+        return await model.embed(rows, f"text {next(calls)}", turns=f"texts of {tenant}")
 
     return embed

@@ -21,6 +21,7 @@ from llmops.gateway.errors import ApiError, InvalidRequestError
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.routing.admission.degradation import Degradation, DegradedLevel
 from llmops.gateway.routing.versions.version_table import conversation_key
+from llmops.gateway.safety.filters import JUDGED_TENANT
 from llmops.gateway.safety.services import ClassifierHead, Embed, head_scores, read_head
 from llmops.gateway.settings import RoutedAlias
 
@@ -99,6 +100,7 @@ class AutoModel:
         is_large, reason = _by_rules(alias, body, context)
         head = self._heads.get(name)
         if reason == "default" and head is not None:
+            JUDGED_TENANT.set(context.caller.group)
             score = await self._score(head, _user_texts(body), context.caller.tenant_id or context.caller.owner)
             is_large = score is not None and score >= head.thresholds[LARGE]
             reason = "head" if is_large else "default"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +14,10 @@ StreamMode = Literal["hold", "cut", "observe"]
 
 #: Category of an answer that was ended because a filter could not judge it.
 UNAVAILABLE = "filter_unavailable"
+
+#: Tenant whose text is being judged, empty without a tenant. Tenants take turns, and have separate
+#: prefix caches: the text of one tenant must not be found in the cache by another.
+JUDGED_TENANT: ContextVar[str] = ContextVar("judged_tenant", default="")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,9 @@ from llmops.gateway.errors import ContentPolicyError, SafetyUnavailableError
 from llmops.gateway.interfaces import Caller
 from llmops.gateway.logging_setup import RepeatedLines
 from llmops.gateway.ratelimit.slots import FairSlots
-from llmops.gateway.safety.filters import FilterUnavailableError, Finding, StreamMode, TextFilter
+from llmops.gateway.safety.filters import JUDGED_TENANT, FilterUnavailableError, Finding, StreamMode, TextFilter
 from llmops.gateway.safety.rules import RuleFilter, rule_filter, script_filter
 from llmops.gateway.safety.services import (
-    JUDGED_TENANT,
     ClassifierFilter,
     Embed,
     Generate,
@@ -99,6 +98,7 @@ class Safety:
         text = "\n".join(texts)
         if not policy.prompt:
             return
+        JUDGED_TENANT.set(caller.group)
         finding = await self._first(text, rendered, [self._fair(name, caller) for name in policy.prompt], policy)
         if finding is not None:
             self._record(finding, "prompt", "refused", caller, end_user, text)
@@ -121,6 +121,7 @@ class Safety:
         Raises:
             SafetyUnavailableError: A filter could not judge the text.
         """
+        JUDGED_TENANT.set(caller.group)
         async with self._moderating.slot(caller.share):
             verdicts = await asyncio.gather(
                 *(self._judge(self._fair(name, caller), text) for name in self.filters), return_exceptions=True

@@ -10,7 +10,6 @@ search a text with its escapes replaced, and map matches back to their places in
 
 from __future__ import annotations
 
-import asyncio
 import re
 import sys
 from bisect import bisect_left
@@ -21,7 +20,8 @@ from typing import NamedTuple
 
 from llmops.distribution import missing_extra
 from llmops.errors import InputError
-from llmops.gateway.safety.filters import Finding, TextFilter
+from llmops.gateway.safety.filters import JUDGED_TENANT, Finding, TextFilter
+from llmops.gateway.text.text_thread_pool import ThreadLane
 
 #: Maximum width of a rule's match, in characters. An answer's text is delayed by the width of the
 #: widest rule of its policy.
@@ -51,8 +51,9 @@ _ESCAPE_BEGUN = re.compile(
     r"|U[0-9a-fA-F]{0,7}|x[0-9a-fA-F]?|[0-7]{0,2})\Z"
 )
 #: Maximum number of escapes that are replaced on the event loop, which takes a few milliseconds.
-#: Longer texts are searched in a thread.
+#: Longer texts are searched in a thread, for which tenants take turns.
 MAX_ESCAPES_ON_LOOP = 4096
+_lane = ThreadLane("llmops-rules", 1)
 #: Length of the longest escape, in characters.
 MAX_ESCAPE = 26
 _LETTERS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "v": "\v"}
@@ -137,10 +138,11 @@ class RuleFilter(TextFilter):
 
     async def judge(self, text: str) -> Finding | None:
         # Replacing the escapes takes half a second for 4 MiB of escapes.
-        in_thread = text.count("\\") > MAX_ESCAPES_ON_LOOP
-        return (
-            self.finding if (await asyncio.to_thread(self._is_in, text) if in_thread else self._is_in(text)) else None
-        )
+        if text.count("\\") > MAX_ESCAPES_ON_LOOP:
+            is_in = await _lane.run(lambda: self._is_in(text), JUDGED_TENANT.get())
+        else:
+            is_in = self._is_in(text)
+        return self.finding if is_in else None
 
     def _is_in(self, text: str) -> bool:
         if self._search(text, 0) is not None:

@@ -10,7 +10,6 @@ import asyncio
 import os
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from contextvars import ContextVar
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +23,7 @@ from llmops.errors import InputError, first_validation_error
 from llmops.fair_client import fair_client
 from llmops.gateway.errors import ApiError
 from llmops.gateway.ratelimit.slots import FairSlots
-from llmops.gateway.safety.filters import FilterUnavailableError, Finding, TextFilter
+from llmops.gateway.safety.filters import JUDGED_TENANT, FilterUnavailableError, Finding, TextFilter
 from llmops.gateway.settings import GuardSettings
 from llmops.input_files import MALFORMED, parse_json, read_json
 from llmops.untrusted_text import strip_unsafe
@@ -56,9 +55,6 @@ _CODE = re.compile(r"[A-Z]\d{1,2}")
 #: Function that turns texts into vectors FP32 [len(texts), dimensions], given the model's name and
 #: the texts.
 Embed = Callable[[str, Sequence[str]], Awaitable[Any]]
-#: Tenant whose text is being judged, empty without a tenant. It separates the prefix caches: the
-#: text of one tenant must not be found in the cache by another.
-JUDGED_TENANT: ContextVar[str] = ContextVar("judged_tenant", default="")
 #: Function that returns a model's answer, given the model's name, the message and the maximum
 #: number of tokens.
 Generate = Callable[[str, str, int], Awaitable[str]]
@@ -156,8 +152,8 @@ class GuardFilter(TextFilter):
         """
         self.name, self._category, self._settings, self._generate = name, category, settings, generate
         self.categories = (*settings.categories.values(), category)
-        # Passages take turns by text, so that the many passages of a long text do not delay other
-        # texts.
+        # Passages take turns by tenant and text, so that many or long texts of one tenant do not
+        # delay those of others.
         self._slots, self._texts = FairSlots(MAX_GUARD_REQUESTS), count()
 
     async def judge(self, text: str) -> Finding | None:
@@ -176,7 +172,7 @@ class GuardFilter(TextFilter):
     async def _verdict(self, passage: str, text: str) -> Finding | None:
         guard = self._settings
         try:
-            async with self._slots.slot(text):
+            async with self._slots.slot(JUDGED_TENANT.get(), 1, text):
                 written = await self._generate(guard.model, guard.prompt.replace("{text}", passage), MAX_VERDICT_TOKENS)
         except ApiError as error:
             raise FilterUnavailableError(error.full_message) from error

@@ -81,10 +81,10 @@ class TextThreadPool:
     """
 
     def __init__(self, threads: int = 2, backlog: int = 1024) -> None:
-        self._short_lane = _ThreadLane("llmops-text", threads)
-        self._long_lane = _ThreadLane("llmops-long", 1, is_long=True)
-        self._large_lane = _ThreadLane("llmops-large", 1)
-        self._slow_lane = _ThreadLane("llmops-slow", 1)
+        self._short_lane = ThreadLane("llmops-text", threads)
+        self._long_lane = ThreadLane("llmops-long", 1, is_long=True)
+        self._large_lane = ThreadLane("llmops-large", 1)
+        self._slow_lane = ThreadLane("llmops-slow", 1)
         self._shares = FairShares(threads + backlog)
 
     async def run(self, work: Callable[[], T], size: int, caller: str = "") -> T:
@@ -183,7 +183,7 @@ class _InterpreterTuning:
 _interpreter_tuning = _InterpreterTuning()
 
 
-class _ThreadLane:
+class ThreadLane:
     """A pool of threads that serves waiting clients in round robin.
 
     The lane must be used on the event loop's thread only.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmops.gateway.safety.filters import Finding, TextFilter
+from llmops.gateway.safety.filters import JUDGED_TENANT, Finding, TextFilter
 from llmops.gateway.safety.services import GuardFilter
 from llmops.gateway.safety.stream_guard import StreamGuard, WindowStage
 from llmops.gateway.settings import GuardSettings
@@ -165,3 +165,22 @@ async def test_a_long_text_holds_up_no_other_before_a_guard():
     long.pop().cancel()
     assert await asyncio.gather(*long) == [None] * 3
     await asyncio.gather(*(guard.judge("hello") for _ in range(20)))
+
+
+async def test_many_texts_of_a_tenant_hold_up_no_other_tenant_s_before_a_guard():
+    """Before the fix, a text waited for one passage of each: at 0.8 s a verdict, others got 503."""
+    judged = []
+
+    async def generate(_model, passage, _tokens):
+        judged.append(passage)
+        await asyncio.sleep(0.01)
+        return "safe"
+
+    guard = GuardFilter("g", "unsafe", GuardSettings(model="m", timeout="60s"), generate)
+    JUDGED_TENANT.set("evil")
+    many = [asyncio.create_task(guard.judge("word " * 5000)) for _ in range(60)]
+    await asyncio.sleep(0)
+    JUDGED_TENANT.set("other")
+    await guard.judge("hello")
+    assert len(judged) < 30
+    await asyncio.gather(*many)

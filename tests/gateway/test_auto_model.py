@@ -15,6 +15,7 @@ from llmops.gateway.errors import InvalidRequestError, UnavailableError
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Caller
 from llmops.gateway.routing.auto_model import AutoModel
+from llmops.gateway.safety.filters import JUDGED_TENANT
 from llmops.gateway.schemas.chat_request import ChatRequest
 from llmops.gateway.schemas.responses_request import ResponsesRequest
 from llmops.gateway.settings import RoutedAlias
@@ -120,7 +121,7 @@ async def test_a_trained_head_decides_what_rules_do_not(tmp_path):
     path.write_text(json.dumps(head))
 
     async def embed(name, texts):
-        asked.append(list(texts))
+        asked.append((JUDGED_TENANT.get(), *texts))
         return vectors_of(texts)
 
     model = auto(embed=embed, head=path)
@@ -128,7 +129,7 @@ async def test_a_trained_head_decides_what_rules_do_not(tmp_path):
     assert (await model.choose("auto", user("prove it"), context())).models[0] == "other"
     # an earlier hard turn keeps the conversation up, and is not embedded again
     assert (await model.choose("auto", user("prove it", "say thanks"), context())).reason == "head"
-    assert asked == [["say hello"], ["prove it"], ["say thanks"]]
+    assert asked == [("a", "say hello"), ("a", "prove it"), ("a", "say thanks")]
 
     async def away(name, texts):
         raise UnavailableError("away")

@@ -12,6 +12,7 @@ from tritonclient.grpc import service_pb2
 from llmops.gateway.api.moderations import text_embedder
 from llmops.gateway.errors import EngineError, UnavailableError
 from llmops.gateway.ratelimit.slots import FairSlots
+from llmops.gateway.safety.filters import JUDGED_TENANT
 from llmops.gateway.triton.encoder_client import BATCH_TOKENS, TritonEncoder
 from llmops.gateway.triton.model_metadata import EncoderMetadata
 
@@ -104,20 +105,27 @@ async def test_long_texts_fill_a_batch_by_their_tokens():
     assert triton.came[-1] == [3, 4]
 
 
-async def test_texts_that_filters_judge_take_turns():
-    """Before, all of them were one client: a few long texts let no filter judge another caller's."""
+@pytest.mark.parametrize(("tenant", "texts", "rows"), [("", 2, 40), ("evil", 20, 4)])
+async def test_texts_that_filters_judge_take_turns(tenant, texts, rows):
+    """Before, all of them were one client: a few long texts let no filter judge another caller's.
+
+    Then texts took turns, and tenants did not: a text waited for each of another tenant's.
+    """
     triton = HeldTriton()
     made = encoder(triton, queued=100)
     model = SimpleNamespace(
         card=SimpleNamespace(max_seq_len=8),
         tokenizer=SimpleNamespace(
+            is_slow=False,
             frame=SimpleNamespace(size=0, ids=lambda row: row),
             encode_beginning=lambda text, room, add_special_tokens: [int(text)],
         ),
-        embed=lambda rows, caller="": made.run(rows, caller=caller),
+        embed=lambda rows, caller="", turns="": made.run(rows, caller=caller, turns=turns),
     )
     embed = text_embedder(SimpleNamespace(get=lambda name, caller: model))
-    long = [await begun(embed("m", ["1"] * 40)) for _ in range(2)]
+    JUDGED_TENANT.set(tenant)
+    long = [await begun(embed("m", ["1"] * rows)) for _ in range(texts)]
+    JUDGED_TENANT.set("")
     others = await begun(embed("m", ["200"]))
     await answered(triton, others)
     assert (await others)[:, 0].tolist() == [200]

@@ -12,6 +12,7 @@ from llmops.gateway.api.moderations import OPENAI_CATEGORIES
 from llmops.gateway.http.middleware import Check
 from llmops.gateway.interfaces import Caller
 from llmops.gateway.safety.policy import create_safety
+from llmops.gateway.safety.rules import RuleFilter
 from llmops.gateway.safety.services import GuardFilter, ModerationFilter
 from llmops.gateway.settings import GuardSettings, SafetySettings
 from llmops.gateway.telemetry.metrics import GatewayMetrics
@@ -277,6 +278,24 @@ async def test_prompts_and_answers_of_callers_take_turns():
         assert texts.index("my answer") < 300
         await asyncio.gather(*flood)
         await safety.close()
+
+
+async def test_tenants_take_turns_for_the_search_of_texts_with_many_escapes(monkeypatch):
+    """Before, they waited in one line: 30 KB for 12 CPU seconds of another tenant's texts."""
+    searched = []
+
+    def search(_, text):
+        searched.append(text)
+        time.sleep(0.02)
+
+    monkeypatch.setattr(RuleFilter, "_is_in", search)
+    safety = create_safety(SafetySettings(filters={"a": RULE}, policy={"prompt": ["a"]}), GatewayMetrics(), None, None)
+    text = "\\" * 5000
+    flood = [asyncio.create_task(safety.check_prompt([text], Caller(share="evil/1"))) for _ in range(60)]
+    await asyncio.sleep(0)
+    await safety.check_prompt([text], Caller(share="other/1"))
+    assert len(searched) < 15
+    await asyncio.gather(*flood)
 
 
 class JudgedSlowly:
