@@ -12,6 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -32,6 +34,7 @@ from llmops.build.tokenizer import tokenizer_trial
 from llmops.build.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from llmops.build.tokenizer.tokenizer_trial import try_tokenizer
 from llmops.errors import CheckpointError, InputError, ResourceError
+from llmops.gateway.api.moderations import text_embedder
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.text.chat_template import ChatTemplate
 from llmops.gateway.text.text_thread_pool import TextThreadPool
@@ -351,6 +354,18 @@ async def test_a_tokenizer_that_may_take_seconds_is_kept_off_the_event_loop(toke
         thread, ids = await threads.run(lambda: (threading.current_thread(), served.encode(pair * 40)), 80)
     assert thread.name.startswith("llmops-slow")
     assert ids
+
+
+async def test_a_slow_tokenizer_of_an_embedding_model_keeps_no_filter_on_the_event_loop() -> None:
+    threads: list[threading.Thread] = []
+    tokenizer = SimpleNamespace(
+        is_slow=True,
+        frame=SimpleNamespace(size=0, ids=list),
+        encode_beginning=lambda *_, **__: threads.append(threading.current_thread()) or [1],
+    )
+    model = SimpleNamespace(card=SimpleNamespace(max_seq_len=8), tokenizer=tokenizer, embed=AsyncMock())
+    await text_embedder(SimpleNamespace(get=lambda *_: model))("m", ["a"])
+    assert threads[0] is not threading.main_thread()
 
 
 def test_a_tokenizer_that_was_slow_leaves_the_event_loop(tokenizer: Path) -> None:
