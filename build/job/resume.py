@@ -1,6 +1,7 @@
 """Finish an engine folder whose last step needs other hardware (`llmops build --resume DIR`)."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from llmops.build.engine_folder.atomic_folder import list_files, report_full_disk, sync_tree, write_text_atomically
@@ -10,6 +11,7 @@ from llmops.build.engine_folder.manifest_extras import TensorrtExtra
 from llmops.build.progress import Progress, SilentProgress
 from llmops.build.targets.nvidia import trtllm_build
 from llmops.build.trtllm.image_selection import image_of
+from llmops.build.trtllm.trtllm_build_flags import FLAGS, from_argv
 from llmops.errors import BuildError, InputError, MissingDependencyError
 
 
@@ -44,6 +46,7 @@ def _finish(manifest: EngineManifest, folder: Path, in_container: bool, progress
         _require_docker()
         argv = trtllm_build.docker_command(folder, image)
     else:
+        _reject_paths(argv, folder)
         trtllm_build.check_version(image)
     _clear(folder / trtllm_build.ENGINE_DIR)
     before = {*list_files(folder)} - {trtllm_build.LOG}
@@ -54,6 +57,20 @@ def _finish(manifest: EngineManifest, folder: Path, in_container: bool, progress
     finished = manifest.model_copy(update={"complete": True, "weight_bytes": weights, "files": files})
     _save(finished, folder)
     return finished
+
+
+def _reject_paths(argv: Sequence[str], folder: Path) -> None:
+    """Raise InputError for arguments that name code to run or files to write.
+
+    The folder may come from elsewhere, and trtllm-build runs the code in --model_cls_file.
+    """
+    own = {"checkpoint_dir": trtllm_build.CHECKPOINT_DIR, "output_dir": trtllm_build.ENGINE_DIR}
+    for name, value in from_argv(argv[1:]).items():
+        if FLAGS[name].kind in ("path", "paths") and value != own.get(name):
+            raise InputError(
+                f"{folder} gives trtllm-build --{name}, with which a folder from elsewhere could run code or replace "
+                f"files; if you made the folder, run {folder / trtllm_build.SCRIPT} in place of `--resume`."
+            )
 
 
 def _require_docker() -> None:

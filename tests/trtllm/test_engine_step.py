@@ -175,6 +175,21 @@ def test_a_folder_from_elsewhere_runs_no_other_program_and_writes_no_other_file(
     assert not (tmp_path / "theirs").exists()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["--model_cls_file", "checkpoint/theirs.py"], ["--output_timing_cache=/home/me/.profile"], ["--output_dir", ".."]],
+)
+def test_a_folder_from_elsewhere_names_no_code_and_no_files(folder, program, words):
+    """tensorrt_llm/commands/build.py: `SourceFileLoader("models", args.model_cls_file)` runs the file."""
+    manifest = EngineManifest.load(folder)
+    content = json.loads(manifest.text())
+    content["extra"]["trtllm_build"] += words
+    (folder / "engine.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"build\.sh in place of `--resume`"):
+        resume(folder)
+    assert not EngineManifest.load(folder).complete
+
+
 @pytest.mark.parametrize("is_listed", [True, False], ids=["as built", "of an earlier build"])
 def test_files_of_trtllm_build_stop_no_other_build(folder, program, is_listed):
     """Before the fix, trtllm-build's model.cache was called a file that llmops did not make."""
