@@ -162,12 +162,12 @@ def test_without_the_program_the_image_is_named(folder, monkeypatch):
 
 def test_a_folder_from_elsewhere_runs_no_other_program_and_writes_no_other_file(folder, program, tmp_path):
     """Before the fix, the files behind these links were overwritten, and `sh` in engine.json ran."""
-    own = [tmp_path / "log", tmp_path / "part"]
-    for link, file in zip((folder / trtllm_build.LOG, folder / ".engine.json.part"), own, strict=True):
+    own = [tmp_path / "log", tmp_path / "part", tmp_path / "cache"]
+    for link, file in zip((trtllm_build.LOG, ".engine.json.part", trtllm_build.TIMING_CACHE), own, strict=True):
         file.write_text("mine")
-        link.symlink_to(file)
+        (folder / link).symlink_to(file)
     assert resume(folder)[0].complete
-    assert [file.read_text() for file in own] == ["mine", "mine"]
+    assert [file.read_text() for file in own] == ["mine"] * 3
     extra = {"trtllm_build": ["sh", "-c", f"touch {tmp_path}/theirs"], "image": image_of("26.07").reference}
     engine_manifest("tensorrt", complete=False, extra={**extra, "tensorrt_llm": "1.2.1"}).save(folder)
     with pytest.raises(InputError, match="nothing can be resumed"):

@@ -130,7 +130,8 @@ def run(argv: Sequence[str], folder: Path, ranks: int, log_path: Path, progress:
     Raises:
         BuildError: The step failed. The message has the last lines of the log.
     """
-    log_path.unlink(missing_ok=True)  # The log may be a link, in a folder from elsewhere.
+    for written in (log_path, folder / TIMING_CACHE):
+        written.unlink(missing_ok=True)  # The file may be a link, in a folder from elsewhere.
     with progress.stage(f"Building {ranks} engine{'s' if ranks > 1 else ''}", total=ranks), log_path.open("w") as log:
         process = _start(argv, folder)
         tail: deque[str] = deque(maxlen=12)
