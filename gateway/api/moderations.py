@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Sequence
+from functools import partial
 from itertools import count
 from typing import Annotated, Any, Literal
 
@@ -17,10 +18,11 @@ from llmops.gateway.generation.prompt_limits import check_prompt_characters
 from llmops.gateway.http.middleware import GatewayApp
 from llmops.gateway.http.request_context import UNKNOWN_CALLER, context_of
 from llmops.gateway.interfaces import Caller
+from llmops.gateway.ratelimit.slots import FairSlots
 from llmops.gateway.routing.model_registry import ModelLookup
 from llmops.gateway.routing.served_models import EmbeddingModel
 from llmops.gateway.safety.filters import JUDGED_TENANT
-from llmops.gateway.safety.policy import Safety
+from llmops.gateway.safety.policy import MAX_JUDGED, Safety
 from llmops.gateway.safety.services import Embed, ModerationFilter
 from llmops.gateway.schemas.request_fields import RequestModel
 from llmops.gateway.schemas.response_schemas import ModerationResponse
@@ -32,6 +34,10 @@ OPENAI_CATEGORIES = (
     *("harassment", "harassment/threatening", "hate", "hate/threatening", "illicit", "illicit/violent", "self-harm"),
     *("self-harm/intent", "self-harm/instructions", "sexual", "sexual/minors", "violence", "violence/graphic"),
 )
+
+#: Maximum number of passages of a text for which an embedding model works before other texts have
+#: their turn.
+MAX_PASSAGES = 16
 
 
 class ModerationText(RequestModel):
@@ -98,18 +104,22 @@ def text_embedder(models: ModelLookup[EmbeddingModel]) -> Embed:
     Tenants take turns at the model, and so do the texts of a tenant, so that neither many texts nor
     a long text with many passages delay other texts.
     """
-    calls, lane = count(), ThreadLane("llmops-encode", 1)
+    calls, lane, slots = count(), ThreadLane("llmops-encode", 1), FairSlots(MAX_JUDGED)
 
     async def embed(name: str, texts: Sequence[str]) -> NDArray[np.float32]:
-        model = models.get(name, UNKNOWN_CALLER)
+        model, tenant, call = models.get(name, UNKNOWN_CALLER), JUDGED_TENANT.get(), f"text {next(calls)}"
         room = model.card.max_seq_len - model.tokenizer.frame.size
 
-        def encode() -> list[list[int]]:
-            return [model.tokenizer.encode_beginning(text, room, add_special_tokens=False) for text in texts]
+        def encode(part: Sequence[str]) -> list[list[int]]:
+            return [model.tokenizer.encode_beginning(text, room, add_special_tokens=False) for text in part]
 
-        tenant = JUDGED_TENANT.get()
-        ids = await lane.run(encode, tenant) if model.tokenizer.is_slow else encode()
-        rows = [model.tokenizer.frame.ids(row) for row in ids]
-        return await model.embed(rows, f"text {next(calls)}", turns=f"texts of {tenant}")
+        vectors = []
+        for at in range(0, len(texts), MAX_PASSAGES):
+            part = texts[at : at + MAX_PASSAGES]
+            async with slots.slot(tenant, len(part), call):
+                ids = await lane.run(partial(encode, part), tenant) if model.tokenizer.is_slow else encode(part)
+                rows = [model.tokenizer.frame.ids(row) for row in ids]
+                vectors.append(await model.embed(rows, call))
+        return np.concatenate(vectors)
 
     return embed

@@ -123,14 +123,12 @@ class EmbeddingModel(EncoderModel):
         does = {"embeddings": True, "rerank": True, "dimensions": self.card.dimensions, "chat": False}
         return {"capabilities": does}
 
-    async def embed(
-        self, rows: Sequence[Sequence[int]], caller: str = "", trace: str = "", turns: str = ""
-    ) -> NDArray[np.float32]:
+    async def embed(self, rows: Sequence[Sequence[int]], caller: str = "", trace: str = "") -> NDArray[np.float32]:
         """Return the vectors of `rows` in order, FP32 [len(rows), dimensions].
 
         Raises the errors of TritonEncoder.
         """
-        return await self.encoder.run(rows, caller=caller, trace=trace, turns=turns)
+        return await self.encoder.run(rows, caller=caller, trace=trace)
 
     def room(self, query: int) -> int:
         room = self.card.max_seq_len - self.tokenizer.frame.size

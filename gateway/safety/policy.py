@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -39,7 +40,8 @@ log = logging.getLogger(__name__)
 #: Maximum number of texts of `/v1/moderations` that are judged at once.
 MAX_MODERATIONS = 16
 #: Maximum number of texts that a filter judges at once, below the 100 connections that the HTTP
-#: client of a filter's service has.
+#: client of a filter's service has. For a classifier, whose texts have any number of passages and
+#: no time limit, it is the number of passages.
 MAX_JUDGED = 64
 #: Seconds between two log lines about findings of one filter for one tenant, and about a filter's
 #: failures. Bounds the log, because a caller can cause a line with every request.
@@ -78,7 +80,10 @@ class Safety:
         self._audit, self._lines = audit, RepeatedLines(LOG_INTERVAL)
         self._settings, self.filters = settings, dict(filters)
         self._moderating = FairSlots(MAX_MODERATIONS)
-        self._judging = {name: FairSlots(MAX_JUDGED) for name in filters}
+        self._judging = {
+            name: FairSlots(sys.maxsize if isinstance(one, ClassifierFilter) else MAX_JUDGED)
+            for name, one in filters.items()
+        }
         self._findings = metrics.numbers(metric_definitions.SAFETY_FINDINGS)
         self._failures = metrics.numbers(metric_definitions.SAFETY_FAILURES)
         self._seconds = metrics.histogram(metric_definitions.SAFETY_SECONDS)

@@ -68,7 +68,7 @@ class TritonEncoder:
         return await self._infer(request, *metadata)
 
     async def run(
-        self, rows: TokenRows, types: TokenRows | None = None, caller: str = "", trace: str = "", turns: str = ""
+        self, rows: TokenRows, types: TokenRows | None = None, caller: str = "", trace: str = ""
     ) -> NDArray[np.float32]:
         """Encode rows of token ids.
 
@@ -77,7 +77,6 @@ class TritonEncoder:
             types: Token type ids of each row, shaped like `rows`. Required by cross-encoders only.
             caller: Key of the caller's fair share, `Caller.share`.
             trace: Value of the `traceparent` header for Triton, or an empty string.
-            turns: The name of the turns that the request takes part in, if it is not `caller`.
 
         Returns:
             FP32 [len(rows), dimensions], in the order of the rows.
@@ -96,7 +95,7 @@ class TritonEncoder:
         batches = [
             asyncio.ensure_future(
                 self._run_batch(
-                    self._slots.slot(turns or caller, slots, request),
+                    self._slots.slot(caller, slots, request),
                     rows[batch],
                     None if types is None else types[batch],
                     trace,

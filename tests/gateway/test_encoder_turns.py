@@ -11,8 +11,12 @@ from tritonclient.grpc import service_pb2
 
 from llmops.gateway.api.moderations import text_embedder
 from llmops.gateway.errors import EngineError, UnavailableError
+from llmops.gateway.interfaces import Caller
 from llmops.gateway.ratelimit.slots import FairSlots
-from llmops.gateway.safety.filters import JUDGED_TENANT
+from llmops.gateway.safety.policy import Safety
+from llmops.gateway.safety.services import ClassifierFilter, ClassifierHead
+from llmops.gateway.settings import SafetySettings
+from llmops.gateway.telemetry.metrics import GatewayMetrics
 from llmops.gateway.triton.encoder_client import BATCH_TOKENS, TritonEncoder
 from llmops.gateway.triton.model_metadata import EncoderMetadata
 
@@ -105,27 +109,38 @@ async def test_long_texts_fill_a_batch_by_their_tokens():
     assert triton.came[-1] == [3, 4]
 
 
-@pytest.mark.parametrize(("tenant", "texts", "rows"), [("", 2, 40), ("evil", 20, 4)])
-async def test_texts_that_filters_judge_take_turns(tenant, texts, rows):
-    """Before, all of them were one client: a few long texts let no filter judge another caller's.
-
-    Then texts took turns, and tenants did not: a text waited for each of another tenant's.
-    """
-    triton = HeldTriton()
-    made = encoder(triton, queued=100)
+def embedder(made):
     model = SimpleNamespace(
         card=SimpleNamespace(max_seq_len=8),
         tokenizer=SimpleNamespace(
             is_slow=False,
             frame=SimpleNamespace(size=0, ids=lambda row: row),
-            encode_beginning=lambda text, room, add_special_tokens: [int(text)],
+            encode_beginning=lambda text, room, add_special_tokens: [int(text[:3])],
         ),
-        embed=lambda rows, caller="", turns="": made.run(rows, caller=caller, turns=turns),
+        embed=lambda rows, caller="": made.run(rows, caller=caller),
     )
-    embed = text_embedder(SimpleNamespace(get=lambda name, caller: model))
-    JUDGED_TENANT.set(tenant)
-    long = [await begun(embed("m", ["1"] * rows)) for _ in range(texts)]
-    JUDGED_TENANT.set("")
+    return text_embedder(SimpleNamespace(get=lambda name, caller: model))
+
+
+async def test_long_texts_of_a_tenant_hold_up_no_other_tenant_s_before_a_classifier():
+    """Before, a text waited until one of 64 had been read, whose passages took turns: 2,307 batches."""
+    triton = HeldTriton()
+    judge = ClassifierFilter("c", ClassifierHead("m", {"x": [0.0, -5.0]}, {}), embedder(encoder(triton, queued=16_384)))
+    settings = SafetySettings(filters={"c": {"kind": "model", "head": "x"}}, policy={"prompt": ["c"]})
+    safety = Safety(settings, {"c": judge}, GatewayMetrics())
+    long = [await begun(safety.check_prompt(["1" * 100_000], Caller(share="evil/1"))) for _ in range(70)]
+    other = await begun(safety.check_prompt(["200"], Caller(share="other/1")))
+    await answered(triton, other)
+    assert triton.came.index([200]) < 40
+    for one in long:
+        one.cancel()
+
+
+async def test_texts_that_filters_judge_take_turns():
+    """Before, all of them were one client: a few long texts let no filter judge another caller's."""
+    triton = HeldTriton()
+    embed = embedder(encoder(triton, queued=100))
+    long = [await begun(embed("m", ["1"] * 40)) for _ in range(2)]
     others = await begun(embed("m", ["200"]))
     await answered(triton, others)
     assert (await others)[:, 0].tolist() == [200]
