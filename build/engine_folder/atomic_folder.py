@@ -18,8 +18,9 @@ from llmops.errors import BuildError, InputError, LlmopsError, ResourceError
 _SUFFIX = ".building"
 #: Suffix of an old engine that was moved out of the way.
 _ASIDE = ".replaced"
-#: Names of files that systems make in the folders of users: macOS, Windows, and NFS for open files.
-_SYSTEM_FILE = re.compile(r"\.DS_Store|\._.*|Thumbs\.db|desktop\.ini|\.nfs[0-9a-f]+")
+#: Names of files that systems make in the folders of users: macOS, Windows, NFS for open files, and
+#: Python, which wrote byte code into repositories of earlier versions.
+_SYSTEM_FILE = re.compile(r"\.DS_Store|\._.*|Thumbs\.db|desktop\.ini|\.nfs[0-9a-f]+|.*\.pyc")
 #: Bytes that must be free beyond the estimate, for logs and the file system's metadata.
 _MARGIN = 64 << 20
 

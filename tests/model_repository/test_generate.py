@@ -169,6 +169,17 @@ def test_a_folder_with_other_files_is_left_alone(engine: Path, tmp_path: Path) -
         generate_repository(read_engines([str(engine)]), tmp_path / "r")
 
 
+def test_byte_code_in_a_repository_of_an_earlier_version_is_replaced(engine: Path, tmp_path: Path) -> None:
+    """Before the fix, `llmops up` stopped with a cached repository that an earlier version had served."""
+    generate_repository(read_engines([str(engine)]), tmp_path / "r")
+    for sentinel in (tmp_path / "r").rglob("__pycache__"):
+        sentinel.unlink()
+        sentinel.mkdir()
+        (sentinel / "model.cpython-312.pyc").touch()
+    generate_repository(read_engines([str(engine)]), tmp_path / "r")
+    assert not list((tmp_path / "r").rglob("*.pyc"))
+
+
 NEWER = {"versions": {"openvino": "2099.1.0"}}
 
 
