@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol
+from weakref import WeakValueDictionary
 
 from llmops.errors import InputError
 from llmops.gateway.errors import ContentPolicyError, SafetyUnavailableError
@@ -37,7 +38,7 @@ from llmops.input_files import read_lines
 
 log = logging.getLogger(__name__)
 
-#: Maximum number of texts of `/v1/moderations` that are judged at once.
+#: Maximum number of texts of `/v1/moderations` that are judged at once for a caller.
 MAX_MODERATIONS = 16
 #: Maximum number of texts that a filter judges at once, below the 100 connections that the HTTP
 #: client of a filter's service has. For a classifier, whose texts have any number of passages and
@@ -79,7 +80,7 @@ class Safety:
     ) -> None:
         self._audit, self._lines = audit, RepeatedLines(LOG_INTERVAL)
         self._settings, self.filters = settings, dict(filters)
-        self._moderating = FairSlots(MAX_MODERATIONS)
+        self._moderating: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._judging = {
             name: FairSlots(sys.maxsize if isinstance(one, ClassifierFilter) else MAX_JUDGED)
             for name, one in filters.items()
@@ -127,7 +128,7 @@ class Safety:
             SafetyUnavailableError: A filter could not judge the text.
         """
         JUDGED_TENANT.set(caller.group)
-        async with self._moderating.slot(caller.share):
+        async with self._moderating.setdefault(caller.share, asyncio.Semaphore(MAX_MODERATIONS)):
             verdicts = await asyncio.gather(
                 *(self._judge(self._fair(name, caller), text) for name in self.filters), return_exceptions=True
             )

@@ -122,14 +122,17 @@ def embedder(made):
     return text_embedder(SimpleNamespace(get=lambda name, caller: model))
 
 
-async def test_long_texts_of_a_tenant_hold_up_no_other_tenant_s_before_a_classifier():
+@pytest.mark.parametrize("judge", [lambda *one: one[0].check_prompt([one[1]], one[2]), Safety.moderate])
+async def test_long_texts_of_a_tenant_hold_up_no_other_tenant_s_before_a_classifier(judge):
     """Before, a text waited until one of 64 had been read, whose passages took turns: 2,307 batches."""
     triton = HeldTriton()
-    judge = ClassifierFilter("c", ClassifierHead("m", {"x": [0.0, -5.0]}, {}), embedder(encoder(triton, queued=16_384)))
+    filter_ = ClassifierFilter(
+        "c", ClassifierHead("m", {"x": [0.0, -5.0]}, {}), embedder(encoder(triton, queued=16_384))
+    )
     settings = SafetySettings(filters={"c": {"kind": "model", "head": "x"}}, policy={"prompt": ["c"]})
-    safety = Safety(settings, {"c": judge}, GatewayMetrics())
-    long = [await begun(safety.check_prompt(["1" * 100_000], Caller(share="evil/1"))) for _ in range(70)]
-    other = await begun(safety.check_prompt(["200"], Caller(share="other/1")))
+    safety = Safety(settings, {"c": filter_}, GatewayMetrics())
+    long = [await begun(judge(safety, "1" * 100_000, Caller(share="evil/1"))) for _ in range(70)]
+    other = await begun(judge(safety, "200", Caller(share="other/1")))
     await answered(triton, other)
     assert triton.came.index([200]) < 40
     for one in long:
