@@ -18,7 +18,7 @@ from llmops.errors import LlmopsError
 from llmops.gateway.errors import ModelNotPricedError, UnavailableError
 from llmops.gateway.interfaces import TENANT_PREFIX, Usage
 from llmops.store.factory import LazyStore, within
-from llmops.store.prices import Price, price_in_force, prices_by_model
+from llmops.store.prices import Price, prices_by_model
 from llmops.store.usage_queries import spent_micros
 from llmops.untrusted_text import escape_unsafe
 
@@ -143,11 +143,14 @@ class Billing:
             await self.refresh()
 
     def _price(self, model: str, at: datetime) -> Price | None:
-        known = self._prices.get(model) if self._prices else None
-        if not known:
-            return None
-        read = [one for one in known if self._read_late.get(one, at) <= at] if self._read_late else known
-        return price_in_force(read, at) or price_in_force(known, at)
+        """Return the latest price in force and read at `at`, else the latest in force, or None."""
+        first = None
+        for price in reversed((self._prices or {}).get(model, ())):
+            if price.valid_from <= at:
+                if self._read_late.get(price, at) <= at:
+                    return price
+                first = first or price
+        return first
 
     def _warn(self, model: str) -> None:
         if model not in self._unpriced and self._prices is not None:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from fractions import Fraction
+from unittest.mock import Mock
 from uuid import UUID
 from zlib import crc32
 
@@ -242,6 +243,17 @@ async def test_a_price_that_is_read_late_holds_for_requests_that_arrive_after_it
         await billing.refresh()
         assert billing.bill("tiny", USED, arrived).micros == reserved == COST
         assert billing.bill("tiny", USED, read_at).price_id == new.id
+
+
+async def test_a_price_that_was_read_late_costs_requests_one_look(url, store, by):
+    """Before the fix, each request looked at all prices that its model ever had."""
+    old = [Price("tiny", by.at + timedelta(seconds=one), *CENTS) for one in range(9)]
+    async with billing_on(url, Clock(by.at + timedelta(seconds=20))) as billing:
+        for one in old:
+            await priced(store, by, one)
+        await billing.refresh()
+        billing._read_late = looked = Mock(wraps=billing._read_late)
+        assert (billing.bill("tiny", USED).price_id, looked.get.call_count) == (old[-1].id, 1)
 
 
 async def test_cached_tokens_have_their_price_where_the_engine_tells(url, store, by):
