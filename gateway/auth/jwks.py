@@ -88,7 +88,7 @@ class JwksCache:
             UnavailableError: No keys are known.
         """
         begun = self._begun
-        if self._keys is None and (self._slowdown == 1 or self._wait_time() <= 0):
+        if self._keys is None and (self._reading or self._slowdown == 1 or self._wait_time() <= 0):
             await asyncio.shield(self._read())
         elif kid in (self._keys or ()) and self._is_due():
             self._read()

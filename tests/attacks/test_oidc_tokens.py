@@ -336,6 +336,25 @@ async def test_made_up_keys_do_not_use_up_an_issuer_that_limits_readings(issuer,
                 assert time.monotonic() < end + 3
 
 
+async def test_tokens_wait_for_the_reading_after_a_429(issuer, monkeypatch):
+    """Before the fix, all tokens but the one that began the reading got 503, although it brought the keys."""
+    monkeypatch.setattr(jwks_module, "MIN_REFRESH_INTERVAL", 0.2)
+    asked: list[None] = []
+
+    def limited(_) -> Page:
+        asked.append(None)
+        time.sleep(0.3 * (len(asked) > 1))
+        return Page(json.dumps(issuer.answer("/keys")), 200 if len(asked) > 1 else 429)
+
+    with PageServer(limited) as server:
+        async with tokens_at(issuer, jwks=f"{server.url}/keys") as tokens:
+            assert await outcome(tokens, issuer.token()) == "undecided"
+            await asyncio.sleep(0.5)
+            first = asyncio.create_task(outcome(tokens, issuer.token()))
+            await asyncio.sleep(0.1)
+            assert [await outcome(tokens, issuer.token()), await first, len(asked)] == ["caller", "caller", 2]
+
+
 async def test_a_reading_that_began_before_the_token_came_refuses_nothing(issuer, monkeypatch):
     """Before the fix, a good token of a new key got 401 for 30 s if a made-up key had begun a slow reading."""
     issuer.published = ["rsa"]
