@@ -306,7 +306,7 @@ class Quotas(_Section):
     each: QuotaSettings = QuotaSettings()
     all: QuotaSettings = QuotaSettings()
     models: dict[str, QuotaSettings] = Field(default_factory=dict)
-    gateways: Annotated[int, Field(ge=1, le=1000)] = 2
+    gateways: Annotated[int, Field(ge=1)] = 2
 
 
 class Timeouts(_Section):
