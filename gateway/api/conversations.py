@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, MutableSequence, Sequence
+from collections.abc import AsyncIterator, Callable, MutableSequence, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -25,6 +25,8 @@ from llmops.gateway.conversations.conversation_json import (
     unix_seconds,
 )
 from llmops.gateway.conversations.conversation_store import (
+    COPIES,
+    MESSAGE_BYTES,
     Branch,
     ConversationStore,
     message_from_item,
@@ -110,10 +112,17 @@ class ConversationEndpoints:
         A caller with the scope admin may export the data of a `tenant` or a `user`.
         """
         tenant, user = _subject(request)
+        context = context_of(request)
         damaged: list[str] = []
-        branches = self._store.everything(_caller(request), damaged, tenant, user)
-        responses = self._stored_responses(user or _caller(request).owner, tenant or "", damaged)
-        return _lines(branches, tenant or user or "conversations", responses, damaged)
+
+        def hold(size: int) -> None:
+            # An export has one entry in memory at a time, so it holds as much as its largest entry.
+            if size > context.buffered_bytes:
+                self._intake.hold(size - context.buffered_bytes, context)
+
+        branches = self._store.everything(context.caller, damaged, tenant, user)
+        responses = self._stored_responses(user or context.caller.owner, tenant or "", damaged, hold)
+        return _lines(branches, tenant or user or "conversations", responses, damaged, hold)
 
     async def purge(self, request: Request) -> Response:
         """Delete all data of the caller permanently.
@@ -162,17 +171,19 @@ class ConversationEndpoints:
         return json_response(_openai(kept))
 
     async def _stored_responses(
-        self, owner: str, tenant: str, damaged: MutableSequence[str]
-    ) -> AsyncIterator[StoredResponse]:
+        self, owner: str, tenant: str, damaged: MutableSequence[str], hold: Callable[[int], None]
+    ) -> AsyncIterator[bytes]:
         for response_id, one in await self._responses.list(owner, tenant):
             try:
                 row = await self._responses.find(response_id, one)
-                stored = row.decoded() if row is not None else None
+                if row is None:
+                    continue
+                line = _response_line(row.decoded())
             except MALFORMED:
                 damaged.append(response_id)
                 continue
-            if stored is not None:
-                yield stored
+            hold(COPIES * row.size)
+            yield line
 
     async def _created(self, request: Request, model: type[ConversationRequest]) -> Conversation:
         body = await self._intake.load(model, request)
@@ -253,17 +264,21 @@ def _new_messages(client_items: Sequence[dict[str, Any]]) -> list[NewMessage]:
 def _lines(
     branches: AsyncIterator[Branch],
     name: str,
-    responses: AsyncIterator[StoredResponse],
+    responses: AsyncIterator[bytes],
     damaged: list[str],
+    hold: Callable[[int], None],
 ) -> Response:
     """Stream conversations as JSON lines, then stored responses with their input.
+
+    If `hold` raises an error, the response breaks off.
 
     Args:
         branches: The conversations.
         name: The name of the file that the client saves, without `.jsonl`.
-        responses: The stored responses.
+        responses: The lines of the stored responses.
         damaged: Collects the ids of conversations and responses that cannot be decoded. The last
             lines name them.
+        hold: Called with the bytes of memory that a line takes until the client has read it.
     """
 
     async def lines() -> AsyncIterator[bytes]:
@@ -273,9 +288,11 @@ def _lines(
             except MALFORMED:
                 damaged.append(public_id(branch.conversation))
                 continue
+            hold(COPIES * len(line) + MESSAGE_BYTES * len(branch.every))
             yield line
-        async for stored in responses:
-            yield json_bytes({**stored.response, "input": stored.items}) + b"\n"
+            del branch, line  # A read that is cancelled would keep both until a full collection.
+        async for line in responses:
+            yield line
         for one in damaged:
             log.error(
                 "%s was left out of an export, because a row of it in the store is damaged; restore or delete it.", one
@@ -285,6 +302,10 @@ def _lines(
 
     headers = {"content-disposition": f'attachment; filename="{name}.jsonl"'}
     return StreamingResponse(lines(), media_type="application/x-ndjson", headers=headers)
+
+
+def _response_line(stored: StoredResponse) -> bytes:
+    return json_bytes({**stored.response, "input": stored.items}) + b"\n"
 
 
 def _subject(request: Request) -> tuple[str | None, str | None]:

@@ -395,6 +395,7 @@ class ConversationStore:
                 continue
             if branch is not None:
                 yield branch
+                del branch  # Release the messages before the next conversation is read.
 
     async def purge(self, caller: Caller, tenant: str | None = None, user: str | None = None) -> int:
         """Permanently delete all conversations of the caller, a user or a tenant.

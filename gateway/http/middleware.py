@@ -139,6 +139,7 @@ class RequestMiddleware:
         except Exception as error:
             if status and _is_connection_closed(send):
                 context.finish_reason = context.finish_reason or "cancelled"
+                _release_frames(error)
                 return
             if status:
                 context.finish_reason = "error"
@@ -147,6 +148,7 @@ class RequestMiddleware:
                 failure = error if isinstance(error, ApiError) else error.__cause__
                 if isinstance(failure, ApiError) and abort_response(send):
                     log_detail(failure)
+                    _release_frames(error)
                     return
                 raise
             response = await handle_exception(error, Request(scope, receive), self._handlers)
@@ -302,6 +304,17 @@ def _path_template(route: BaseRoute) -> str:
     Host routes, which have no template, count as all paths.
     """
     return getattr(route, "path", "") or "/"
+
+
+def _release_frames(error: Exception) -> None:
+    """Release the local variables of the functions that raised an error or its cause.
+
+    A frame of Starlette's task group refers to the error, whose traceback refers to the frame. The
+    cycle would keep the data of a failed stream in memory until a full garbage collection.
+    """
+    for one in (error, error.__cause__):
+        if one is not None:
+            one.__traceback__ = None
 
 
 def _is_connection_closed(send: Send) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.attacks.harness import MIB, Engine, Gateway, Neighbour, record, scaled
+from tests.attacks.harness import MIB, Engine, Gateway, Neighbour, connect, record, scaled
 from tests.support.waiting import wait_until
 
 CHATS, ITEMS = "/api/conversations", "/v1/conversations/{}/items"
@@ -33,10 +34,10 @@ def caller(gateway: Gateway, key: str) -> httpx.Client:
     return httpx.Client(base_url=gateway.url, headers={"authorization": f"Bearer {key}"}, timeout=60)
 
 
-def large_conversation(client: httpx.Client, megabytes: int) -> str:
+def large_conversation(client: httpx.Client, megabytes: int, text: str = "a" * 1_000_000) -> str:
     conversation: str = client.post(CHATS, json={}).json()["id"]
     for _ in range(megabytes):
-        item = {"type": "message", "role": "user", "content": "a" * 1_000_000}
+        item = {"type": "message", "role": "user", "content": text}
         assert client.post(ITEMS.format(conversation), json={"items": [item]}).status_code == 200
     return conversation
 
@@ -88,6 +89,29 @@ def test_small_requests_on_a_large_conversation(gateway: Gateway, client: httpx.
     assert growth < GROWTH
     assert used / len(answers) < 0.5  # 2.9 s when every message was tokenized
     assert p95 < NEIGHBOUR_P95
+
+
+@pytest.mark.parametrize("letter", ["a", "🙂"])
+def test_slow_readers_of_exports_count_against_the_held_bytes(
+    start: Callable[..., Gateway], engine: Engine, tmp_path: Any, programs: contextlib.ExitStack, letter: str
+) -> None:
+    """Each held a conversation and its line, and kept both when it was ended: 120 readers took 352 MB."""
+    settings = {"store": f"sqlite:///{tmp_path}/store.db", "open": True, "limits": {"held_bytes": 64 * MIB}}
+    gateway = start(engine.address, log_level="error", **settings)
+    client = caller(gateway, "attacker")
+    for _ in range(2):
+        large_conversation(client, 1, letter * (2_000_000 // len(letter.encode())))
+    before = gateway.memory()
+    readers = [programs.enter_context(connect(gateway, "127.0.3.1", 4096)) for _ in range(scaled(50, 60))]
+    head = "host: localhost\r\nauthorization: Bearer attacker\r\n\r\n"
+    for reader in readers:
+        reader.sendall(f"GET {CHATS}/export HTTP/1.1\r\n{head}".encode())
+        assert reader.recv(12) == b"HTTP/1.1 200"
+    honest = [len(client.get(f"{CHATS}/export").content) for _ in range(2)]
+    growth = gateway.peak() - before
+    record(f"{growth / MIB:.0f} MB more for {len(readers)} readers")
+    assert min(honest) > 4_000_000
+    assert growth < 128 * MIB
 
 
 @pytest.mark.parametrize("kind", ["message", "function_call", "function_call_output", "reasoning"])
