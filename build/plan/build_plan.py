@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from llmops.build.model.architecture import Architecture
 from llmops.build.quant_formats import FORMATS
@@ -34,7 +34,7 @@ class BuildPlan(BaseModel):
     target: TargetName
     gpu: str
     quantisation: str
-    kv_cache_dtype: str
+    kv_cache_dtype: Literal["bf16", "fp8", "int8"]
     group_size: int | None = None
     tp_size: int = Field(ge=1)
     pp_size: int = Field(ge=1)
@@ -48,6 +48,13 @@ class BuildPlan(BaseModel):
     replicas: int = Field(ge=1, default=1)
     predicted: dict[str, Any] = Field(default_factory=dict)
     settings: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("quantisation")
+    @classmethod
+    def _known_format(cls, name: str) -> str:
+        if name not in FORMATS:
+            raise ValueError(f"the format is unknown; choose one of {', '.join(FORMATS)}")
+        return name
 
     @property
     def world_size(self) -> int:

@@ -185,7 +185,8 @@ class ConnectionLimits:
         if self.per_client and len(self.clients.get(address, ())) >= self.per_client:
             return f"{address} has {self.per_client} connections, as many as limits.connections_per_client allows"
         # The descriptors of evicted connections become free in the next iteration of the event loop.
-        in_use = descriptor - self._evicted
+        # Evicted connections may leave low numbers free below a full range of high numbers.
+        in_use = max(descriptor, self.open + RESERVED_DESCRIPTORS) - self._evicted
         if in_use >= self.descriptors - RESERVED_DESCRIPTORS and not self._make_room(address):
             return f"the process has nearly all of its {self.descriptors} file descriptors in use; raise `ulimit -n`"
         if self.open >= self.connections and not self._make_room(address):

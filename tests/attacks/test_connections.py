@@ -116,6 +116,17 @@ async def test_a_burst_without_free_descriptors_ends_no_more_connections_than_it
     assert (limits.open, any(one.aborted for one in silent)) == (900 - 64, False)
 
 
+async def test_low_numbers_that_bursts_leave_free_are_no_room():
+    """Before the fix, a full range of high numbers was taken for room, and for 9 s no client got an answer."""
+    limits = connection_limits(GatewaySettings())
+    limits.descriptors = 1000
+    for number in range(880):
+        limits.add(f"10.0.0.{number % 3}", Held(limits, f"10.0.0.{number % 3}"))
+    for descriptor in range(20, 50):
+        assert limits.reason_to_reject(descriptor, "10.0.0.9") is None
+    assert limits.open == 880 - 64
+
+
 def test_a_busy_gateway_ends_no_recent_connection_for_an_address_with_more():
     """Before the fix, while all others ran requests, each new connection closed one whose request was on its way."""
     limits = connection_limits(GatewaySettings(limits={"connections": 12}))

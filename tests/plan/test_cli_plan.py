@@ -210,6 +210,15 @@ def test_a_file_that_is_no_plan(tmp_path, content, words):
         BuildPlan.load(tmp_path / "other.json")
 
 
+@pytest.mark.parametrize(("field", "words"), [("quantisation", "the format is unknown"), ("kv_cache_dtype", "'int8'")])
+def test_a_plan_of_unknown_formats(tmp_path, field, words):
+    """Before the fix, `simulate --plan` ended in a KeyError."""
+    run("smollm2", "--gpu", "h100-sxm", "--save", tmp_path / "plan.json")
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    with pytest.raises(InputError, match=f"is not a build plan .{field}: .*{words}"):
+        BuildPlan.from_dict({**plan, field: "fp9"})
+
+
 def test_the_bundled_model_is_planned_from_its_gguf():
     """SmolLM2-135M: 30 layers, 9 query and 3 KV heads of 64, hidden 576, MLP 1536, 49,152 tokens, one table."""
     result = run("smollm2", "--gpu", "h100-sxm", "--json")
