@@ -309,7 +309,7 @@ async def test_only_counts_of_the_whole_answer_replace_the_estimate() -> None:
         answer = httpx.Response(200, headers=headers, stream=sent)
         provider = Provider("cloud", ProviderSettings(url="https://cloud.example"), 1.0)
         provider.client = httpx.AsyncClient(transport=httpx.MockTransport(lambda request: answer))
-        stream = provider.model("big").open({})
+        stream = provider.model("big").open({}, "acme")
         with contextlib.suppress(ProviderError):
             async for _ in stream:
                 pass
