@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from llmops.build.model.architecture import Architecture
-from llmops.build.plan.memory.kv_sizes import KV_BYTES
 from llmops.build.quant_formats import FORMATS
 from llmops.build.target_facts import TargetName
 from llmops.errors import InputError, first_validation_error
@@ -35,7 +34,7 @@ class BuildPlan(BaseModel):
     target: TargetName
     gpu: str
     quantisation: str
-    kv_cache_dtype: str
+    kv_cache_dtype: str = Field(pattern="^(bf16|fp8|int8)$")
     group_size: int | None = None
     tp_size: int = Field(ge=1)
     pp_size: int = Field(ge=1)
@@ -50,12 +49,11 @@ class BuildPlan(BaseModel):
     predicted: dict[str, Any] = Field(default_factory=dict)
     settings: dict[str, Any] = Field(default_factory=dict)
 
-    @field_validator("quantisation", "kv_cache_dtype")
+    @field_validator("quantisation")
     @classmethod
-    def _known_format(cls, name: str, info: ValidationInfo) -> str:
-        known = FORMATS if info.field_name == "quantisation" else KV_BYTES
-        if name not in known:
-            raise ValueError(f"the format is unknown; choose one of {', '.join(known)}")
+    def _known_format(cls, name: str) -> str:
+        if name not in FORMATS:
+            raise ValueError(f"the format is unknown; choose one of {', '.join(FORMATS)}")
         return name
 
     @property
