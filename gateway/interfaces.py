@@ -183,6 +183,10 @@ class Usage(NamedTuple):
     cached_tokens: int | None = None
 
 
+#: Finish reasons of answers on which the engine or the gateway failed; see `Outcome`.
+FAILED_FINISH_REASONS = ("engine_lost", "error")
+
+
 class Outcome(NamedTuple):
     """The end of a request.
 
@@ -201,7 +205,7 @@ class Outcome(NamedTuple):
     def is_billed(self) -> bool:
         """Return False if no tokens were used, or if the request failed before its first token."""
         usage = self.usage
-        return usage is not None and (usage.completion_tokens > 0 or self.finish not in ("error", "engine_lost"))
+        return usage is not None and (usage.completion_tokens > 0 or self.finish not in FAILED_FINISH_REASONS)
 
 
 class UsageEvent(NamedTuple):

@@ -38,6 +38,7 @@ def _to_utc(time: datetime) -> datetime:
 
 
 def check_visible(value: Any) -> Any:
+    """Return `value`. Raise ValueError for a text, or a tuple with one, that is not safe to show."""
     texts = value if isinstance(value, tuple) else (value,)
     if not all(is_safe_text(text) for text in texts if isinstance(text, str)):
         raise ValueError(

@@ -90,17 +90,18 @@ class CachedDirectory(Directory):
         if fresh is not None:
             return fresh
         known = self._known.get(digest)
+        if known is not None and now - known.at >= self._stale:
+            known = None
         refused = self._refused.get(digest)
         if refused is not None and now - refused.at < self._fresh:
             return _raise_rejection(refused)
-        is_usable = known is not None and now - known.at < self._stale
-        if known is not None and is_usable and self._away_since is not None:
+        if known is not None and self._away_since is not None:
             # A request that waits for a store that hangs is closed first when connections run out.
             self._look(digest, credential)
             return _require_unexpired(known.caller)
         found = await self._looked_up(digest, credential)
         if isinstance(found, UnavailableError):
-            if known is None or not is_usable:
+            if known is None:
                 raise found
             return _require_unexpired(known.caller)
         return _require_unexpired(found.caller) if isinstance(found, _KnownCredential) else _raise_rejection(found)

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, get_args
 
 from prometheus_client import CollectorRegistry
 
-from llmops.gateway.interfaces import Usage
+from llmops.gateway.interfaces import FAILED_FINISH_REASONS, Usage
 from llmops.gateway.telemetry import metric_definitions
 from llmops.gateway.telemetry.metric_definitions import MetricDefinition
 from llmops.gateway.telemetry.metric_series import HistogramSeries, MetricFamily, ValueSeries
@@ -20,8 +20,6 @@ from llmops.objectives import AVAILABILITY, Objective, goodput_limits
 
 #: Value of the label `priority` for callers without a tier.
 DEFAULT_TIER = "default"
-#: Finish reasons of answers on which the engine or the gateway failed; see `Outcome`.
-FAILED_FINISH_REASONS = ("engine_lost", "error")
 
 #: Outcomes of an answer: good, first token too late, later tokens too slow, failed by the engine or
 #: the gateway, shed because too many requests wait, aborted by the client.

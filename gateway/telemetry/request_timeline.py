@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from llmops.gateway.interfaces import Caller, Failover, Outcome
-from llmops.gateway.telemetry.metrics import FAILED_FINISH_REASONS, AnswerMeter
+from llmops.gateway.interfaces import FAILED_FINISH_REASONS, Caller, Failover, Outcome
+from llmops.gateway.telemetry.metrics import AnswerMeter
 from llmops.gateway.telemetry.trace_context import TraceContext
 
 #: Names of the spans by stage, in the order of the stages. A stage ends at its mark in

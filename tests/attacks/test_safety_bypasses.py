@@ -148,8 +148,8 @@ async def test_findings_of_one_caller_write_few_lines(card, tokenizer, monkeypat
     assert len(lines) == 1
 
 
-async def test_a_long_text_holds_up_no_other_before_a_guard():
-    """Before the fix, all passages of four long texts came first: others got 503, or passed unread, for 5 s."""
+def slow_guard() -> tuple[GuardFilter, list[str]]:
+    """Return a guard that takes 10 ms for a passage, and the passages that its model was asked about."""
     judged = []
 
     async def generate(_model, passage, _tokens):
@@ -158,6 +158,12 @@ async def test_a_long_text_holds_up_no_other_before_a_guard():
         return "safe"
 
     guard = GuardFilter("g", "unsafe", GuardSettings(model="m", timeout="60s"), generate)
+    return guard, judged
+
+
+async def test_a_long_text_holds_up_no_other_before_a_guard():
+    """Before the fix, all passages of four long texts came first: others got 503, or passed unread, for 5 s."""
+    guard, judged = slow_guard()
     long = [asyncio.create_task(guard.judge("word " * 50_000)) for _ in range(4)]
     await asyncio.sleep(0)
     await guard.judge("hello")
@@ -169,14 +175,7 @@ async def test_a_long_text_holds_up_no_other_before_a_guard():
 
 async def test_many_texts_of_a_tenant_hold_up_no_other_tenant_s_before_a_guard():
     """Before the fix, a text waited for one passage of each: at 0.8 s a verdict, others got 503."""
-    judged = []
-
-    async def generate(_model, passage, _tokens):
-        judged.append(passage)
-        await asyncio.sleep(0.01)
-        return "safe"
-
-    guard = GuardFilter("g", "unsafe", GuardSettings(model="m", timeout="60s"), generate)
+    guard, judged = slow_guard()
     JUDGED_TENANT.set("evil")
     many = [asyncio.create_task(guard.judge("word " * 5000)) for _ in range(60)]
     await asyncio.sleep(0)
