@@ -101,6 +101,11 @@ def without_secrets(url: str) -> str:
     return url.rpartition("@")[2].partition("?")[0]
 
 
+def is_usable_key(key: str) -> bool:
+    """Return True if a header can hold an API key: printable ASCII characters, at least one."""
+    return bool(key) and key.isascii() and key.isprintable()
+
+
 def failure_reason(error: Exception) -> str:
     """Return the reason of a failed request, without the URL and headers, which may contain a secret."""
     import httpx

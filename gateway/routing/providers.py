@@ -36,6 +36,7 @@ from llmops.gateway.ratelimit.slots import FairSlots
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.settings import EVERY_TENANT, GatewaySettings, ProviderSettings
 from llmops.gateway.text.tokenizer import TextTokenizer
+from llmops.urls import is_usable_key
 
 #: Header of requests that another gateway sends to this gateway as a provider. Such requests are
 #: not sent to a provider again, which prevents loops.
@@ -464,7 +465,7 @@ def _read_key(name: str, settings: ProviderSettings) -> str:
         key, place = os.environ.get(settings.key_env, "").strip(), f"the environment variable {settings.key_env}"
     else:
         return ""
-    if not key or not key.isascii() or not key.isprintable():
+    if not is_usable_key(key):
         raise InputError(
             f"The provider {name} has no usable key in {place}; store a key of printable ASCII characters there, or "
             "correct the setting."

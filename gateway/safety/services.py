@@ -27,7 +27,7 @@ from llmops.gateway.safety.filters import JUDGED_TENANT, FilterUnavailableError,
 from llmops.gateway.settings import GuardSettings
 from llmops.input_files import MALFORMED, parse_json, read_json
 from llmops.untrusted_text import strip_unsafe
-from llmops.urls import failure_reason, without_secrets
+from llmops.urls import failure_reason, is_usable_key, without_secrets
 
 #: Maximum size of a moderation service's answer, in bytes: one result has a few kilobytes.
 MAX_ANSWER_BYTES = 1 << 20
@@ -209,7 +209,7 @@ class ModerationFilter(TextFilter):
         """
         self.name, self._url, self._model, self._timeout = name, url, model, timeout
         key = os.environ.get(key_env, "").strip() if key_env else ""
-        if key_env and not (key and key.isascii() and key.isprintable()):
+        if key_env and not is_usable_key(key):
             kind = "a key of printable ASCII characters" if key else "a key"
             raise InputError(
                 f"The safety filter {name} needs {kind} in the environment variable {key_env}; set this variable."
