@@ -59,7 +59,7 @@ async def ask(page, text: str) -> None:
 
 async def test_a_chat_loads_nothing_from_elsewhere_and_breaks_no_policy(chat, page):
     chat.say("Here is **code**:\n\n```python\ndef add(a, b):\n    return a + b\n```\n\nDone.")
-    await ask(page, "Add two numbers")
+    await page.keyboard.type("Add two numbers\n")
     answer = page.locator(ANSWER)
     await answer.wait_for()
     assert await answer.locator("strong").inner_text() == "code"
@@ -82,6 +82,7 @@ async def test_a_page_that_is_loaded_again_shows_each_word_once(chat, page):
     chat.say(text, wait=0.01)
     await ask(page, "Count")
     await page.locator(LIVE, has_text="word3 ").wait_for()
+    await page.locator(".chats .current", has_text="Count").wait_for()
     await page.reload()
     await page.locator(LIVE, has_text="word6 ").wait_for()
     await page.context.set_offline(True)

@@ -113,7 +113,7 @@ function Chat({ session, onSignOut }) {
       for await (const chunk of answer(begin, run)) {
         if (opened.current !== id) return
         if (chunk.error) throw new ApiError(500, chunk)
-        if (!reading.run) { reading.run = chunk.id; sessionStorage.removeItem(UNANSWERED); if (reading.stopped) stop(chunk.id).catch(say) }
+        if (!reading.run) { reading.run = chunk.id; sessionStorage.removeItem(UNANSWERED); list(); if (reading.stopped) stop(chunk.id).catch(say) }
         if (chunk.dropped_messages) setNotice(`${chunk.dropped_messages} older messages did not fit into the model's context.`)
         const delta = chunk.choices?.[0]?.delta ?? {}
         if (delta.content) { reading.text += delta.content; reading.view?.write(delta.content) }
@@ -221,6 +221,8 @@ function Chat({ session, onSignOut }) {
     load().catch(say)
     list('')
     if (idInAddress()) open(idInAddress())
+    // On a touch screen, the focus would open the keyboard over the page.
+    if (matchMedia('(pointer: fine)').matches) input.current.focus()
     const moved = () => open(idInAddress())
     const keys = (event) => {
       if ((event.ctrlKey || event.metaKey) && event.key === 'k') { event.preventDefault(); document.getElementById('search').focus() }
@@ -418,7 +420,7 @@ function Drawer({ options, setOptions, current, onClose, onSystem }) {
     ${Object.entries(SAMPLING).map(([name, [label, min, max, step]]) => html`<label>${label} <small>empty: the model's own</small>
       <input type="number" min=${min} max=${max} step=${step} defaultValue=${options[name] ?? ''} onChange=${(event) => event.target.validity.valid && set(name, event.target.value === '' ? null : Number(event.target.value))} /></label>`)}
     <label>Colours <select value=${options.theme} onChange=${(event) => set('theme', event.target.value)}>
-      <option value="auto">of the system</option><option value="light">light</option><option value="dark">dark</option></select></label>
+      <option value="auto">as the system</option><option value="light">light</option><option value="dark">dark</option></select></label>
     <button class="primary" onClick=${onClose} autofocus>Done</button>
   </aside>`
 }

@@ -36,7 +36,7 @@ export function Login({ title, note, onDone }) {
       setProblem(error.message)
     }
   }
-  return html`<main class="login"><h1>${title}</h1><form class="login" onSubmit=${submit}>
+  return html`<main class="login"><h1>${title}</h1><form onSubmit=${submit}>
     ${note && html`<p class="notice">${note}</p>`}
     <label>API key <input name="key" type="password" autocomplete="current-password" required autofocus /></label>
     ${problem && html`<p class="notice" role="alert">${problem}</p>`}
