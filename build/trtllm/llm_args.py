@@ -17,7 +17,7 @@ from llmops.errors import InputError
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,), "float": (int, float), "bool": (bool,), "str": (str,), "list": (list, tuple),
-    "dict": (Mapping,), "config": (Mapping,), "switch": (bool, str), "dict or path": (Mapping, str),
+    "dict": (Mapping,), "config": (Mapping,), "bool or auto": (bool, str), "dict or path": (Mapping, str),
 }  # fmt: skip
 #: Fields of processes that make text of tokens. Gateways do this for llmops, and the processes would
 #: send an answer whole for each of its tokens (executor/postproc_worker.py, _handle_input).
@@ -27,6 +27,11 @@ _TEXT_PROCESSES = ("num_postprocess_workers", "postprocess_tokenizer_dir")
 _ONE_MODEL = {"MTP": "mtp_eagle_one_model", "Eagle3": "eagle3_one_model", "Eagle": "eagle3_one_model"}
 #: The longest match, in tokens, in the pool of all requests (`SADecodingConfig`).
 _MAX_POOLED_MATCH = 64
+#: Short flags of `trtllm-serve` (1.2.1 `commands/serve.py`) -> the fields that they set.
+_SERVE_FLAGS = {
+    "tp_size": "tensor_parallel_size", "pp_size": "pipeline_parallel_size", "cp_size": "context_parallel_size",
+    "ep_size": "moe_expert_parallel_size", "cluster_size": "moe_cluster_parallel_size",
+}  # fmt: skip
 _GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048)
 
 
@@ -209,8 +214,8 @@ def _check_table(values: Mapping[str, Any], table: Table, minor: tuple[int, int]
         path = f"{prefix}{name}"
         field = table.get(name)
         if field is None:
-            near = difflib.get_close_matches(name, table, n=1)
-            hint = f"did you mean {prefix}{near[0]}?" if near else f"it has {', '.join(sorted(table)[:6])}, …"
+            meant = _meant(name, table, prefix)
+            hint = f"did you mean {meant}?" if meant else f"it has {', '.join(sorted(table)[:6])}, …"
             raise FieldError(path, f"the LLM API of TensorRT-LLM has no field {path}; {hint}")
         if minor < field.since or (field.until is not None and minor >= field.until):
             instead = _instead(name, table, minor)
@@ -219,6 +224,29 @@ def _check_table(values: Mapping[str, Any], table: Table, minor: tuple[int, int]
             )
         if value is not None:
             _check_value(path, value, field, minor)
+
+
+def _meant(name: str, table: Table, prefix: str) -> str:
+    """Return the path of the field that an unknown name probably means, or an empty text.
+
+    A name outside the groups may be a flag of `trtllm-serve`, or a field of a group, with or
+    without the name of the group, such as `kv_cache_free_gpu_memory_fraction`.
+    """
+    if not prefix:
+        if name in _SERVE_FLAGS:
+            return _SERVE_FLAGS[name]
+        paths = [
+            f"{group}.{inner}"
+            for group, field in TOP.items()
+            for inner in (name.removeprefix(group.removesuffix("config")), name)
+            if field.config is not None and inner in TABLES[field.config]
+        ]
+        # The shortest path is the one that the name of a group completes: `moe_backend` is
+        # moe_config.backend rather than speculative_config.moe_backend.
+        if paths:
+            return min(paths, key=len)
+    near = difflib.get_close_matches(name, table, n=1)
+    return f"{prefix}{near[0]}" if near else ""
 
 
 def _instead(name: str, table: Table, minor: tuple[int, int]) -> str:
@@ -233,7 +261,8 @@ def _instead(name: str, table: Table, minor: tuple[int, int]) -> str:
 def _check_value(path: str, value: Any, field: Field, minor: tuple[int, int]) -> None:
     # With a tuple of types, mypy would narrow `value` to object.
     expected: Any = _TYPES[field.kind]
-    if not isinstance(value, expected) or (isinstance(value, bool) and field.kind != "bool"):
+    unlike_auto = field.kind == "bool or auto" and isinstance(value, str) and value != "auto"
+    if not isinstance(value, expected) or unlike_auto or (isinstance(value, bool) and bool not in expected):
         raise FieldError(path, f"{path} is {value!r}; the LLM API wants {field.kind}.")
     if field.config is not None:
         _check_table(value, TABLES[field.config], minor, f"{path}.")

@@ -7,13 +7,19 @@ documentation; 1.3: the same file and `tensorrt_llm/usage/llm_args_golden_manife
 shortly before 1.3.0rc29, both read 2026-11-22, and the class pages of 1.3.0rc29's documentation
 (`llm-api/reference`: LLM, MTP, Eagle3) with its list of all fields (`developer-guide/telemetry`),
 read 2026-11-27.
+
+1.4 is known in part, and no image has it: its fields are here for the message that an earlier
+release lacks them. Read 2026-11-27 from its documentation: of 1.4.0rc4 the classes SchedulerConfig,
+MoeConfig, CacheTransceiverConfig, MTP, Eagle3, NGram and SA, the first 25 fields of KvCacheConfig
+and the first 29 of TorchLlmArgs; of 1.4.0rc1 an example configuration (`iter_perf_stats_interval`).
+These classes keep each field of 1.3.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-Kind = Literal["int", "float", "bool", "str", "list", "dict", "config", "switch", "dict or path"]
+Kind = Literal["int", "float", "bool", "str", "list", "dict", "config", "bool or auto", "dict or path"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,7 @@ class Field:
 
 Table = Mapping[str, Field]
 _LATER = (1, 3)
+_NEXT = (1, 4)
 
 
 def _has(choice: str, minor: tuple[int, int]) -> bool:
@@ -57,8 +64,8 @@ def _until(field: Field, gone: str = "") -> Field:
     return replace(field, until=_LATER, gone=gone)
 
 
-def _later(kind: Kind, *names: str) -> dict[str, Field]:
-    return {name: Field(kind, since=_LATER) for name in names}
+def _later(kind: Kind, *names: str, since: tuple[int, int] = _LATER) -> dict[str, Field]:
+    return {name: Field(kind, since=since) for name in names}
 
 
 def _int(default: int | None = None, minimum: float = 0, **more: Any) -> Field:
@@ -127,6 +134,7 @@ TOP: Table = {
     **_later("dict", "prometheus_metrics_config", "kv_cache_compression_config", "multimodal_config", "dwdp_config",
              "gms_config", "mx_config", "sleep_config", "reorder_policy_config"),
     **_later("int", "encoder_max_batch_size", "encoder_max_num_tokens"), **_later("str", "perf_metrics_output_dir"),
+    **_later("int", "iter_perf_stats_interval", since=_NEXT),
 }  # fmt: skip
 
 KV_CACHE: Table = {
@@ -141,7 +149,7 @@ KV_CACHE: Table = {
     "dtype": _str("auto", "fp8", "nvfp4", "fp8_ds_mla >=1.3", "float16 >=1.3", "bfloat16 >=1.3", "float32 >=1.3",
                   default="auto"),
     "mamba_ssm_cache_dtype": _str("auto", "float16", "bfloat16", "float32", default="auto"),
-    "tokens_per_block": _int(32, 1), "use_kv_cache_manager_v2": Field("switch", "auto", since=_LATER),
+    "tokens_per_block": _int(32, 1), "use_kv_cache_manager_v2": Field("bool or auto", "auto", since=_LATER),
     "max_util_for_resume": Field("float", 0.95, minimum=0, maximum=1, since=_LATER),
     **_later("int", "disk_cache_size", "disk_prefetch_num_reqs", "avg_seq_len", "iteration_stats_interval",
              "fp8_context_mla_kv_len_cap", "mamba_ssm_philox_rounds", "mamba_state_cache_interval",
@@ -152,6 +160,10 @@ KV_CACHE: Table = {
     **_later("str", "disk_cache_path", "kv_cache_event_hash_algo"),
     **_later("bool", "enable_swa_scratch_reuse", "enable_kv_pool_rebalance", "mamba_ssm_stochastic_rounding"),
     **_later("dict", "block_reuse_config", "kv_events_config", "mamba_state_config"), **_later("list", "pool_ratio"),
+    **_later("bool", "host_cache_bind_to_gpu_numa_node", "disk_keep_copy_after_restore", "disk_write_through",
+             since=_NEXT),
+    **_later("int", "disk_io_threads", "cold_tier_offload_min_priority", since=_NEXT),
+    **_later("float", "disk_protected_copy_fraction", since=_NEXT),
 }  # fmt: skip
 
 #: Values of decoding_type, by the names of 1.3, which engines keep -> the name in 1.2, or None if
@@ -188,6 +200,8 @@ SPECULATIVE: Table = {
     "markov_head_type": _str("vanilla", "gated", "rnn", since=_LATER),
     "attention_backend": _str("VANILLA", "TRTLLM", "FA4", default="VANILLA", since=_LATER),
     "moe_backend": _str(since=_LATER),
+    **_later("str", "moe_tactic", "draft_lm_head_dtype", "draft_moe_dtype", since=_NEXT),
+    **_later("int", "spec_dec_variant", since=_NEXT),
 }  # fmt: skip
 
 #: Fields of SPECULATIVE that only some types have, by type. Each class upstream has
@@ -196,7 +210,8 @@ OWN_SPECULATIVE: dict[str, tuple[str, ...]] = {
     "NGram": ("max_matching_ngram_size", "is_keep_all", "is_use_oldest", "is_public_pool"),
     "MTP": ("num_nextn_predict_layers", "use_relaxed_acceptance_for_thinking", "relaxed_topk", "relaxed_delta",
             "use_mtp_vanilla", "mtp_eagle_one_model", "begin_thinking_phase_token", "end_thinking_phase_token",
-            "use_dynamic_tree >=1.3", "dynamic_tree_max_topK >=1.3", "sa_config"),
+            "use_dynamic_tree >=1.3", "dynamic_tree_max_topK >=1.3", "sa_config", "draft_lm_head_dtype",
+            "draft_moe_dtype"),
     "Eagle3": ("eagle3_one_model", "eagle3_layers_to_capture", "eagle3_model_arch", "use_dynamic_tree",
                "dynamic_tree_max_topK", "sa_config"),
     "SaveState": ("output_directory", "write_interval", "file_prefix", "eagle3_layers_to_capture"),
@@ -236,6 +251,8 @@ TABLES: dict[str, Table] = {
         "context_chunking_policy": _str("FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS", "FORCE_CHUNK >=1.3"),
         "waiting_queue_policy": _str("fcfs", "priority", since=_LATER),
         **_later("bool", "enable_prefix_aware_scheduling", "use_python_scheduler"),
+        **_later("dict", "gen_preemption", since=_NEXT), **_later("str", "context_scheduling_policy", since=_NEXT),
+        **_later("int", "max_gen_init_admissions_per_pass", "context_starvation_iterations", since=_NEXT),
     },
     "cuda_graph": {
         "batch_sizes": Field("list"), "max_batch_size": _int(0), "enable_padding": _bool(),
@@ -250,14 +267,16 @@ TABLES: dict[str, Table] = {
                         "DENSEGEMM >=1.3", "MARLIN >=1.3", "MEGAMOE_DEEPGEMM >=1.3", "MEGAMOE_CUTEDSL >=1.3",
                         "CUTEDSL_FC12 >=1.3"),
         "max_num_tokens": _int(None, 1), "load_balancer": Field("dict or path"), "disable_finalize_fusion": _bool(),
-        "use_low_precision_moe_combine": _bool(),
+        "use_low_precision_moe_combine": _bool(), **_later("str", "tactic", since=_NEXT),
+        **_later("bool", "megamoe_fuse_shared_expert", since=_NEXT),
     },
     "cache_transceiver": {
         "backend": _str("DEFAULT", "UCX", "NIXL", "MPI", "MOONCAKE"), "max_tokens_in_buffer": _int(None, 1),
         "kv_transfer_timeout_ms": _int(None, 1), "kv_transfer_sender_future_timeout_ms": _int(1000, 1),
         "transceiver_runtime": _str("CPP", "PYTHON", "auto", since=_LATER),
         **_later("int", "kv_transfer_poll_interval_ms", "kv_cache_bounce_size_mb"),
-        **_later("bool", "enable_pipelined_transfer"),
+        **_later("bool", "enable_pipelined_transfer"), **_later("bool", "agent_bounce_buffer_enable", since=_NEXT),
+        **_later("dict", "agent_bounce_params", since=_NEXT),
     },
     "lora": {
         "lora_dir": Field("list"), "lora_ckpt_source": _str("hf", "nemo", default="hf"), "max_lora_rank": _int(64, 1),

@@ -94,6 +94,12 @@ SPECULATIONS = "NGram, MTP, Eagle3, Draft_Target, AUTO, SaveState"
         ({"tensor_parallel": 8}, "did you mean tensor_parallel_size"),
         ({"quant_config": {}}, "no field quant_config"),
         ({"kv_cache_config": {"free_gpu_mem_fraction": 0.9}}, "did you mean kv_cache_config.free_gpu_memory_fraction"),
+        # commands/serve.py: flags of trtllm-serve
+        ({"kv_cache_free_gpu_memory_fraction": 0.8}, r"did you mean kv_cache_config\.free_gpu_memory_fraction\?"),
+        ({"kv_cache_dtype": "fp8"}, r"did you mean kv_cache_config\.dtype\?"),
+        ({"ep_size": 8}, r"did you mean moe_expert_parallel_size\?"),
+        ({"moe_backend": "TRTLLM"}, r"did you mean moe_config\.backend\?"),
+        ({"host_cache_size": 1 << 30}, r"did you mean kv_cache_config\.host_cache_size\?"),
         ({"kv_cache_config": {"free_gpu_memory_fraction": 1.5}}, "between 0 and 1"),
         ({"kv_cache_config": {"enable_block_reuse": 1}}, "wants bool"),
         ({"max_batch_size": True}, "wants int"),
@@ -236,6 +242,21 @@ def test_fields_that_only_1_3_has_are_accepted_in_their_groups(arguments):
     and `iter_stats_max_iterations: … ge=-1`.
     """
     check_llm_args(arguments, "1.3.0rc29")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"scheduler_config": {"gen_preemption": {}, "context_scheduling_policy": "shortest_uncached_first"}},
+        {"kv_cache_config": {"disk_io_threads": 4}},
+        {"speculative_config": {"decoding_type": "MTP", "max_draft_len": 2, "draft_moe_dtype": "nvfp4"}},
+    ],
+)
+def test_a_field_of_1_4_is_named_as_lacking_in_1_3(arguments):
+    """1.4.0rc4's llm-api/reference: SchedulerConfig, KvCacheConfig, MTPDecodingConfig."""
+    check_llm_args(arguments, "1.4.0rc4")
+    with pytest.raises(InputError, match=r"the LLM API of TensorRT-LLM 1\.3 has no field "):
+        check_llm_args(arguments, "1.3.0rc29")
 
 
 def test_the_cache_and_experts_of_nvidia_s_guide_to_nemotron_3_are_accepted():
@@ -403,6 +424,14 @@ def test_a_kv_cache_connector_is_refused_beside_what_moves_its_blocks(other, say
             check_llm_args({**connector, **other}, version)
     for version in versions[releases:]:
         check_llm_args({**connector, **other}, version)
+
+
+@pytest.mark.parametrize("value", [True, False, "auto"])
+def test_the_newer_cache_manager_is_chosen_by_a_bool_or_auto(value):
+    """1.3.0rc27 and later, llm-api/reference/KvCacheConfig: `bool | Literal['auto']`."""
+    check_llm_args({"kv_cache_config": {"use_kv_cache_manager_v2": value}}, "1.3.0rc29")
+    with pytest.raises(InputError, match="'yes'; the LLM API wants bool or auto"):
+        check_llm_args({"kv_cache_config": {"use_kv_cache_manager_v2": "yes"}}, "1.3.0rc29")
 
 
 def test_a_disk_tier_needs_a_folder():
