@@ -32,6 +32,8 @@ _SERVE_FLAGS = {
     "tp_size": "tensor_parallel_size", "pp_size": "pipeline_parallel_size", "cp_size": "context_parallel_size",
     "ep_size": "moe_expert_parallel_size", "cluster_size": "moe_cluster_parallel_size",
 }  # fmt: skip
+#: Speculations that run inside the model in 1.3, with a KV cache of the drafts.
+_DRAFTS_WITH_CACHE = ("Eagle3", "MTP", "PARD", "DFlash", "DSpark", "Draft_Target")
 _GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048)
 
 
@@ -312,6 +314,8 @@ def _check_rules(arguments: Mapping[str, Any], minor: tuple[int, int]) -> None:
             raise InputError(f"TensorRT-LLM starts no engine of {kind} with TRTLLMSampler; leave llm.sampler_type out.")
     if arguments.get("kv_connector_config") is not None:
         _check_connector(arguments, minor)
+    if arguments.get("attn_backend", "TRTLLM") != "TRTLLM":
+        _check_attention_backend(arguments, minor)
     # _torch/pyexecutor/py_executor_creator.py, get_guided_decoding_config
     if arguments.get("skip_tokenizer_init") and arguments.get("guided_decoding_backend"):
         raise InputError(
@@ -367,7 +371,9 @@ def _check_connector(arguments: Mapping[str, Any], minor: tuple[int, int]) -> No
 
     Sources: `_torch/pyexecutor/py_executor_creator.py` (policy, speculation) and `py_executor.py`,
     _maybe_init_kv_connector_manager, which refuses more in 1.3 (1.3.0rc29,
-    features/kv-cache-connector, "A page slot must not be reassigned").
+    features/kv-cache-connector, "A page slot must not be reassigned"). Windows: kvCacheManager.cpp,
+    "not supported with multiple window sizes"; 1.3's newer manager has them (the same page,
+    "Running under VSWA").
     """
     connector, parts = arguments["kv_connector_config"], ("module", "scheduler_class", "worker_class")
     if not connector.get("connector") and not all(connector.get(f"connector_{part}") for part in parts):
@@ -383,6 +389,9 @@ def _check_connector(arguments: Mapping[str, Any], minor: tuple[int, int]) -> No
         f"scheduler_config.capacity_scheduler_policy other than {policy}": (
             scheduler.get("capacity_scheduler_policy", policy) != policy
         ),
+        "several windows in kv_cache_config.max_attention_window": (
+            _has_windows(cache) and (minor < (1, 3) or cache.get("use_kv_cache_manager_v2") is False)
+        ),
     }
     if minor >= (1, 3):
         conflicts |= {
@@ -393,6 +402,35 @@ def _check_connector(arguments: Mapping[str, Any], minor: tuple[int, int]) -> No
         }
     if found := [name for name, is_set in conflicts.items() if is_set]:
         raise InputError(f"TensorRT-LLM has no kv_connector_config with {found[0]}; leave one of the two out.")
+
+
+def _has_windows(cache: Mapping[str, Any]) -> bool:
+    """Return True if the layers get KV caches with different attention windows."""
+    return len(set(cache.get("max_attention_window") or ())) > 1
+
+
+def _check_attention_backend(arguments: Mapping[str, Any], minor: tuple[int, int]) -> None:
+    """Raise InputError for what the attention backends FLASHINFER and VANILLA do not have.
+
+    Sources: windows: NVIDIA/TensorRT-LLM #15692, "layer_idx or window_size must be provided for
+    VSWA"; the others: `_torch/pyexecutor/py_executor_creator.py`. Reuse: 1.2 turns it off with
+    FLASHINFER ("Disabling block reuse for"), and with VANILLA makes blocks of max_num_tokens
+    tokens. Speculation: 1.3 before #19466, "only when the draft model shares the target KV cache".
+    """
+    backend, cache = arguments["attn_backend"], arguments.get("kv_cache_config") or {}
+    kind = (arguments.get("speculative_config") or {}).get("decoding_type")
+    if _has_windows(cache):
+        conflict = "several windows in kv_cache_config.max_attention_window"
+    elif minor >= (1, 3) and backend == "FLASHINFER" and kind in _DRAFTS_WITH_CACHE:
+        conflict = f"speculation by {kind}"
+    elif minor < (1, 3) and cache.get("enable_block_reuse", True):
+        raise InputError(
+            f"TensorRT-LLM 1.2 cannot reuse blocks of the KV cache with attn_backend {backend}; leave it out, or add "
+            "--set llm.kv_cache_config.enable_block_reuse=false."
+        )
+    else:
+        return
+    raise InputError(f"TensorRT-LLM has no attn_backend {backend} with {conflict}; leave one of the two out.")
 
 
 def _check_speculation(speculative: Mapping[str, Any], minor: tuple[int, int], batch: int) -> None:
@@ -448,10 +486,10 @@ def _check_stages(speculative: Mapping[str, Any], minor: tuple[int, int]) -> Non
     """Raise InputError for speculation that a release does not have over several pipeline stages.
 
     A drafter outside the model ends the start (`_torch/pyexecutor/py_executor.py`, "Drafting is not
-    supported for selected executor loop"). 1.3.0rc29 has no speculation over stages at all
-    (feature-combination-matrix).
+    supported for selected executor loop"). The feature-combination-matrix of 1.2.1 and of 1.3.0rc29
+    has no speculation over stages at all, but 1.2's own tests run MTP so.
     """
-    if minor >= (1, 3) or not is_one_model(speculative):
+    if minor >= (1, 3) or not is_one_model(speculative) or speculative["decoding_type"] != "MTP":
         raise InputError(
             f"TensorRT-LLM {minor[0]}.{minor[1]} has no {speculative['decoding_type']} speculation over pipeline "
             "stages; use --tp instead of --pp, or leave llm.speculative_config out."
@@ -467,7 +505,7 @@ def _check_rejection_sampling(arguments: Mapping[str, Any], speculative: Mapping
     kind = speculative["decoding_type"]
     newer = kind not in ("Eagle3", "MTP") or speculative.get("use_mtp_vanilla")
     conflicts = {
-        f"speculation by {kind}": kind not in ("Eagle3", "MTP", "PARD", "DFlash", "DSpark", "Draft_Target"),
+        f"speculation by {kind}": kind not in _DRAFTS_WITH_CACHE,
         "sa_config": speculative.get("sa_config") is not None,
         "dynamic_tree_max_topK above 32": (
             speculative.get("use_dynamic_tree") and speculative.get("dynamic_tree_max_topK", 0) > 32

@@ -106,7 +106,8 @@ TOP: Table = {
     "env_overrides": Field("dict"), "backend": _str("pytorch", default="pytorch"),
     "cuda_graph_config": _sub("cuda_graph"), "torch_compile_config": _sub("torch_compile"),
     "disable_overlap_scheduler": _bool(), "moe_config": _sub("moe"), "nvfp4_gemm_config": Field("dict"),
-    "attn_backend": _str("TRTLLM", "FLASHINFER", "VANILLA", default="TRTLLM", any_case=True),
+    # 1.2's py_executor_creator.py compares the exact name.
+    "attn_backend": _str("TRTLLM", "FLASHINFER", "VANILLA", default="TRTLLM"),
     "sampler_type": _until(_str("TRTLLMSampler", "TorchSampler", "auto"), "1.3 has one sampler for all requests"),
     "enable_iter_perf_stats": _bool(),
     "enable_iter_req_stats": _bool(), "iter_stats_max_iterations": _int(None, -1),

@@ -133,6 +133,8 @@ SPECULATIONS = "NGram, MTP, Eagle3, Draft_Target, AUTO, SaveState"
         ({"skip_tokenizer_init": True, "guided_decoding_backend": "xgrammar"}, "grammars need a tokenizer; leave"),
         # _torch/attention_backend/utils.py, get_attention_backend: another name falls back to TRTLLM
         ({"attn_backend": "FLASHINFR"}, "takes TRTLLM, FLASHINFER, VANILLA"),
+        # py_executor_creator.py: `llm_args.attn_backend in ["FLASHINFER", …]`
+        ({"attn_backend": "flashinfer"}, "takes TRTLLM, FLASHINFER, VANILLA"),
         # `batch_sizes: Optional[List[int]]`
         ({"cuda_graph_config": {"batch_sizes": ["a"], "max_batch_size": 8}}, "must be a list of whole numbers"),
         # 1.2.1 _torch/pyexecutor/py_executor.py: `max(self.llm_args.max_stats_len, 1)`
@@ -153,7 +155,6 @@ BOTH = {
     "env_overrides": {"A": "1"}, "nvfp4_gemm_config": {"allowed_backends": ["cutlass"]}, "max_stats_len": 100,
     "sampler_force_async_worker": True, "enable_layerwise_nvtx_marker": True,
     "moe_config": {"use_low_precision_moe_combine": True}, "skip_tokenizer_init": True,
-    "attn_backend": "flashinfer",
     "cache_transceiver_config": {"kv_transfer_sender_future_timeout_ms": 500},
 }  # fmt: skip
 
@@ -434,6 +435,46 @@ def test_the_newer_cache_manager_is_chosen_by_a_bool_or_auto(value):
         check_llm_args({"kv_cache_config": {"use_kv_cache_manager_v2": "yes"}}, "1.3.0rc29")
 
 
+WINDOWS = {"max_attention_window": [128, 4096]}
+
+
+def test_a_kv_cache_connector_needs_one_window_before_1_3():
+    """cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp of both releases, "not supported with multiple window sizes";
+    1.3.0rc29's features/kv-cache-connector, "Running under VSWA": with the newer manager.
+    """
+    module = {"connector_module": "m", "connector_scheduler_class": "S", "connector_worker_class": "W"}
+    arguments = {"kv_connector_config": module, "kv_cache_config": WINDOWS}
+    older_manager = {**arguments, "kv_cache_config": {**WINDOWS, "use_kv_cache_manager_v2": False}}
+    for refused, version in ((arguments, "1.2.1"), (older_manager, "1.3.0rc29")):
+        with pytest.raises(InputError, match="no kv_connector_config with several windows in kv_cache_config"):
+            check_llm_args(refused, version)
+    check_llm_args(arguments, "1.3.0rc29")
+    check_llm_args({**arguments, "kv_cache_config": {"max_attention_window": [4096, 4096]}}, "1.2.1")
+
+
+@pytest.mark.parametrize(
+    ("other", "says", "version"),
+    [
+        ({}, "cannot reuse blocks of the KV cache with attn_backend FLASHINFER; leave it out, or add --set", "1.2.1"),
+        ({"kv_cache_config": WINDOWS}, "no attn_backend FLASHINFER with several windows", "1.3.0rc29"),
+        ({"speculative_config": MTP}, "no attn_backend FLASHINFER with speculation by MTP", "1.3.0rc29"),
+    ],
+)
+def test_another_attention_backend_is_refused_beside_what_it_lacks(other, says, version):
+    """1.2's _torch/pyexecutor/py_executor_creator.py, "Disabling block reuse for"; #15692, "layer_idx or window_size
+    must be provided for VSWA"; #19466, "only when the draft model shares the target KV cache" before it.
+    """
+    with pytest.raises(InputError, match=says):
+        check_llm_args({"attn_backend": "FLASHINFER", **other}, version)
+    check_llm_args({"attn_backend": "TRTLLM", **other}, version)
+
+
+@pytest.mark.parametrize("version", ["1.2.1", "1.3.0rc29"])
+@pytest.mark.parametrize("backend", ["FLASHINFER", "VANILLA"])
+def test_another_attention_backend_is_accepted_without_reuse(backend, version):
+    check_llm_args({"attn_backend": backend, "kv_cache_config": {"enable_block_reuse": False}}, version)
+
+
 def test_a_disk_tier_needs_a_folder():
     """llmapi/llm_args.py at 0004396, `KvCacheConfig.validate_disk_cache_config`."""
     check_llm_args({"kv_cache_config": {"disk_cache_size": 1 << 40, "disk_cache_path": "/nvme"}}, "1.3.0rc29")
@@ -525,13 +566,13 @@ def test_the_sampler_that_cannot_speculate_is_refused(speculative):
 
 
 @pytest.mark.parametrize(("speculative", "version"), [
-    (NGRAM4, "1.2.1"), ({**EAGLE3, "eagle3_one_model": False, **DRAFT}, "1.2.1"), (NGRAM4, "1.3.0rc29"),
-    (MTP, "1.3.0rc29"),
+    (NGRAM4, "1.2.1"), ({**EAGLE3, "eagle3_one_model": False, **DRAFT}, "1.2.1"), ({**EAGLE3, **DRAFT}, "1.2.1"),
+    (NGRAM4, "1.3.0rc29"), (MTP, "1.3.0rc29"),
 ])  # fmt: skip
 def test_speculation_over_pipeline_stages_is_refused(speculative, version):
     """Both releases' `_torch/pyexecutor/py_executor.py`: "Drafting is not supported for selected executor loop"
-    (#9009); 1.3.0rc29, feature-combination-matrix: no speculation with pipeline parallelism. 1.2's tests have MTP with
-    4 stages (tests/integration/defs/accuracy/test_llm_api_pytorch.py, test_bfloat16_4gpus).
+    (#9009); 1.2.1 and 1.3.0rc29, feature-combination-matrix: no speculation with pipeline parallelism, but 1.2's tests
+    have MTP with 4 stages (tests/integration/defs/accuracy/test_llm_api_pytorch.py, test_bfloat16_4gpus).
     """
     arguments = {"speculative_config": speculative, "pipeline_parallel_size": 2}
     with pytest.raises(InputError, match=r"speculation over pipeline stages; use --tp instead of --pp"):
