@@ -5,6 +5,9 @@ The slots survive a process that is killed.
     FREE ──open──▶ OPEN ──end──▶ ENDED ──release──▶ FREE
                      └──▶ SHARED ──┘
 
+The first slot is never used: it holds a mark, which `OutboxWriter.flush` advances here and in the
+outbox, so that a file which is older than its outbox is noticed.
+
 OPEN: the answer is running. The slot holds the tokens used so far; the count is updated with each
 message of the engine, which costs one write to memory. ENDED: the answer is over, and the slot
 holds the answer's event until the outbox has the event. SHARED: like OPEN, but another gateway may
@@ -35,6 +38,8 @@ SLOTS_PER_CHUNK = 256
 MAX_SLOTS = 2**16
 STATE, HIGH, LOW, STARTED, PROMPT, CACHED, TOKENS, LENGTH = range(8)
 FREE, OPEN, ENDED, SHARED = range(4)
+#: Index of the mark in the first slot, whose state stays FREE.
+MARK = HIGH
 _AFTER_STATE_OFFSET, _FIELDS_AFTER_STATE = 8, Struct("=7q")
 #: Header of an event: the lengths of its id and of its body, and its checksum.
 _EVENT_HEADER = Struct("=HHI")
@@ -80,11 +85,13 @@ class OpenSlots(NamedTuple):
         unfinished: The answers that were running.
         ended: The events of answers that had ended.
         damaged: The number of damaged slots.
+        mark: The mark of the file; 0 without a file.
     """
 
     unfinished: list[UnfinishedAnswer]
     ended: list[EncodedEvent]
     damaged: int
+    mark: int = 0
 
 
 class AnswerSlot:
@@ -134,6 +141,9 @@ class OpenAnswers:
 
     The file grows in chunks whose disk space is allocated first: a write to mapped memory without
     disk space kills the process.
+
+    Attributes:
+        header: The numbers of the first slot; see `MARK`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -151,6 +161,7 @@ class OpenAnswers:
         except OSError:
             os.close(self._file)
             raise
+        self.header = self._free.pop().numbers
 
     def take(self) -> AnswerSlot | None:
         """Return a free slot, or None if the disk has no space for another chunk."""
@@ -186,12 +197,14 @@ def read_slots(path: Path) -> OpenSlots:
     Raises:
         OSError: The file cannot be read, or is not a regular file.
     """
-    slots, damaged = OpenSlots([], [], 0), 0
-    for data in _slot_bytes(path):
+    slots, damaged, mark = OpenSlots([], [], 0), 0, 0
+    for at, data in enumerate(_slot_bytes(path)):
         if len(data) < SLOT_BYTES:
             damaged += 1
             continue
         numbers, text = memoryview(data)[:NUMBERS_BYTES].cast("q"), data[NUMBERS_BYTES:]
+        if at == 0:
+            mark = numbers[MARK]
         try:
             if numbers[STATE] == ENDED:
                 slots.ended.append(_read_event(text))
@@ -199,7 +212,7 @@ def read_slots(path: Path) -> OpenSlots:
                 slots.unfinished.append(_read_answer(numbers, text))
         except ValueError:
             damaged += 1
-    return slots._replace(damaged=damaged)
+    return slots._replace(damaged=damaged, mark=mark)
 
 
 def _slot_bytes(path: Path) -> Iterator[bytes]:

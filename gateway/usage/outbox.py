@@ -56,8 +56,11 @@ _DATABASE, _POSITION = "outbox.db", "position"
 #: Files that SQLite creates beside the database.
 SQLITE_FILES = tuple(f"{_DATABASE}-{kind}" for kind in ("shm", "wal", "journal"))
 #: Indices of the numbers in the position file, and its size in bytes: the last place given to an
-#: event, and the last place whose event was deleted.
-_LAST, _DELETED, _POSITION_BYTES = 0, 1, 16
+#: event, the number of events, the number of the last transaction, and the two numbers of
+#: `UsageOutbox.answers`.
+_LAST, _COUNT, _TRANSACTION, _ANSWERS, _POSITION_BYTES = 0, 1, 2, 3, 40
+#: Indices of the numbers in `UsageOutbox.answers`.
+ANSWERS_MARK, ANSWERS_COUNT = 0, 1
 _MAX_PLACE = 2**53
 #: SQLite errors of the machine, after which the file may be intact. Every other SQLite error at
 #: opening a file means that the file is damaged.
@@ -87,6 +90,9 @@ class UsageOutbox:
 
     `add` and `delete` run in the event loop's thread; `read`, `ids` and `checkpoint` work in a
     thread of their own.
+
+    Attributes:
+        answers: Two numbers of the file of open answers: its mark, and how many slots are used.
     """
 
     def __init__(self, folder: Path, max_bytes: int = MAX_BYTES) -> None:
@@ -124,6 +130,7 @@ class UsageOutbox:
             for connection in self._connections:
                 self.count, last = connection.execute("SELECT count(*), coalesce(max(place), 0) FROM events").fetchone()
             self._position = _map_position(folder / _POSITION)
+            self.answers = self._position[_ANSWERS:]
             self._recover_position(last)
         except BaseException:
             self.close()
@@ -154,9 +161,10 @@ class UsageOutbox:
         rows = [(place, *event) for place, event in enumerate(events, self.last_place + 1)]
         with self._writer:
             self._writer.executemany(f"INSERT INTO events ({_COLUMNS}) VALUES (?, ?, ?, ?)", rows)
+            self._number_transaction()
         self.count += len(events)
         self.last_place += len(events)
-        self._position[_LAST] = self.last_place
+        self._note_position(self._transaction + 1)
 
     def delete(self, places: Collection[int]) -> None:
         """Delete the events at these places.
@@ -168,8 +176,9 @@ class UsageOutbox:
             deleted = self._writer.execute(
                 "DELETE FROM events WHERE place IN (SELECT value FROM json_each(?))", (json.dumps(sorted(places)),)
             )
+            self._number_transaction()
         self.count -= deleted.rowcount
-        self._position[_DELETED] = max(self._position[_DELETED], *places)
+        self._note_position(self._transaction + 1)
 
     async def read(self, after: int, limit: int) -> list[OutboxRow]:
         """Return the first events after the place `after`, at most `limit`.
@@ -248,34 +257,50 @@ class UsageOutbox:
         if state != "ok":
             raise sqlite3.DatabaseError(state.splitlines()[-1])
 
+    def _number_transaction(self) -> None:
+        """Write the number of the running transaction to the database.
+
+        The position file gets the number afterwards: if the database has a lower number, its
+        files are older.
+        """
+        self._writer.execute(f"PRAGMA user_version = {self._transaction + 1}")
+
+    def _note_position(self, transaction: int) -> None:
+        """Write the state after this transaction to the position file, its number last."""
+        self._position[_LAST], self._position[_COUNT] = self.last_place, self.count
+        self._position[_TRANSACTION] = self._transaction = transaction
+
     def _recover_position(self, last: int) -> None:
         """Compare the events in the file with the position that the file's last process wrote.
 
-        Missing events are reported, because SQLite silently ends a log at the first incomplete
-        frame.
+        Missing events are reported: SQLite silently ends a log at the first incomplete frame, and
+        reads a file or log that is older than the other.
 
         Args:
             last: The place of the last event in the file.
         """
-        written, deleted = self._position
-        if not 0 <= deleted <= written <= _MAX_PLACE:
+        (in_file,) = self._writer.execute("PRAGMA user_version").fetchone()
+        written, count, transaction, _, answers = self._position
+        if not (0 <= count <= written <= _MAX_PLACE and transaction >= 0 and answers >= 0):
             log.error(
                 "The file %s is damaged, so the gateway cannot tell whether usage events are missing from the outbox. "
                 "Check the machine's disk.",
                 _POSITION,
             )
-            written, deleted = last, 0
-        missing = written - max(last, deleted)
+            self.answers[ANSWERS_COUNT] = written = transaction = 0
+        missing = 0
+        if 0 < transaction >= in_file:
+            missing = max(count - self.count, written - last if transaction > in_file else 0)
         if missing > 0:
             # Copy the log first: SQLite deletes it when the file is closed.
             kept = f" Its log is kept in {keep_damaged(self._log_path)}." if self._log_path.is_file() else ""
             log.error(
-                "The end of the outbox %s is lost: up to %d usage events are missing and not billed. If the machine "
+                "A part of the outbox %s is lost: up to %d usage events are missing and not billed. If the machine "
                 "did not crash, check its disk.%s",
                 self._path, missing, kept,
             )  # fmt: skip
         self.last_place = max(written, last)
-        self._position[_LAST], self._position[_DELETED] = self.last_place, min(deleted, self.last_place)
+        self._note_position(in_file)
 
     def _read(self, after: int, limit: int) -> list[OutboxRow]:
         statement = f"SELECT {_COLUMNS} FROM events WHERE place > ? ORDER BY place LIMIT ?"

@@ -9,6 +9,7 @@ one transaction and frees their slots.
 from __future__ import annotations
 
 import logging
+import random
 import sqlite3
 import time
 from pathlib import Path
@@ -26,6 +27,7 @@ from llmops.gateway.usage.event_formats import (
 )
 from llmops.gateway.usage.open_answers import (
     CACHED,
+    MARK,
     NUMBERS_BYTES,
     SHARED,
     STATE,
@@ -35,7 +37,7 @@ from llmops.gateway.usage.open_answers import (
     UnfinishedAnswer,
     read_slots,
 )
-from llmops.gateway.usage.outbox import UsageOutbox
+from llmops.gateway.usage.outbox import ANSWERS_COUNT, ANSWERS_MARK, UsageOutbox
 from llmops.gateway.usage.outbox_folders import keep_damaged, new_gateway_id
 from llmops.gateway.usage.sink import Prices
 
@@ -46,6 +48,9 @@ GATEWAY_LOST = "gateway_lost"
 #: Maximum length of a request id, in characters: the width of `usage_records.request_id`.
 _MAX_REQUEST_ID_LENGTH = 64
 _SLOTS_FILE = "open-answers"
+#: Maximum difference of the marks of a file of open answers and of an older outbox: marks of
+#: another outbox differ by more.
+_MAX_AHEAD = 2**32
 
 
 class OutboxWriter:
@@ -73,6 +78,8 @@ class OutboxWriter:
         self.prices, self.trouble = prices, ""
         self._outbox = outbox
         self._slots = OpenAnswers(folder / _SLOTS_FILE)
+        # A random start, so that the file of another outbox has another mark.
+        self._slots.header[MARK] = outbox.answers[ANSWERS_MARK] = random.getrandbits(62)
         self._pending: list[tuple[EncodedEvent, AnswerSlot | None]] = []
 
     def recorder(self, context: RequestContext) -> UsageRecorder:
@@ -92,6 +99,7 @@ class OutboxWriter:
             texts = [model, answer_id[:_MAX_REQUEST_ID_LENGTH]]
             texts += [caller.tenant_id, caller.user_id, caller.key_id, caller.tier]
             slot.open(event_id, round(context.arrived.timestamp() * 1e6), prompt, texts)
+            self._outbox.answers[ANSWERS_COUNT] += 1
         return slot
 
     def end(self, event: UsageEvent, slot: AnswerSlot | None) -> None:
@@ -105,10 +113,14 @@ class OutboxWriter:
     def release(self, slot: AnswerSlot | None) -> None:
         """Free the slot of a request that is not billed."""
         if slot is not None:
+            self._outbox.answers[ANSWERS_COUNT] -= 1
             self._slots.release(slot)
 
     def flush(self) -> None:
         """Write the events of all ended requests to the outbox; on failure, set `trouble`."""
+        if self._outbox.answers[ANSWERS_COUNT]:
+            self._slots.header[MARK] += 1
+            self._outbox.answers[ANSWERS_MARK] += 1
         if not self._pending:
             return
         try:
@@ -167,6 +179,18 @@ def recover_open_answers(
             slots.damaged,
             keep_damaged(path),
         )
+    mark, count = outbox.answers
+    ahead, found = slots.mark - mark, len(slots.unfinished) + len(slots.ended) + slots.damaged
+    # The mark of an older outbox may be lower; a process may die before it writes the second mark.
+    if count and (not 0 <= ahead < _MAX_AHEAD or (ahead <= 1 and found < count)):
+        log.error(
+            "%d requests ran when a gateway died, but the file %s is not as that gateway left it and has records of "
+            "%d. Requests that it lacks are not billed, and others may be billed for too few tokens. If the machine "
+            "did not crash, check its disk.",
+            count,
+            path,
+            found,
+        )
     # Skip events that the outbox has already: a process may die after adding them and before
     # freeing their slots.
     known = outbox.known([event.id for event in slots.ended] + [answer.id for answer in slots.unfinished])
@@ -180,6 +204,7 @@ def recover_open_answers(
     events += [encode_event(_lost_event(answer, gateway_id, seq, prices)) for seq, answer in enumerate(lost)]
     if events:
         outbox.add(events)
+    outbox.answers[ANSWERS_COUNT] = 0
     path.unlink(missing_ok=True)
     if lost:
         log.warning(

@@ -186,7 +186,7 @@ async def test_a_full_disk_loses_nothing_and_says_so(tmp_path):
     writer.flush()
     assert writer.trouble == ""
     assert [one.output_tokens for one in await all_of(outbox)] == [1, 2, 3]
-    assert slots(tmp_path) == ([], [], 0)
+    assert slots(tmp_path)[:3] == ([], [], 0)
 
 
 async def test_an_outbox_that_is_not_emptied_is_bounded(tmp_path):
