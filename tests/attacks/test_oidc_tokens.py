@@ -10,7 +10,9 @@ import time
 import tracemalloc
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 
+import httpx
 import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -38,6 +40,7 @@ from llmops.store.audit import AuditContext, list_audit_entries
 from tests.attacks.harness import MIB, scaled
 from tests.gateway.test_oidc import Issuer, tokens_of
 from tests.support.pages import Page, PageServer
+from tests.support.virtual_time import run_in_virtual_time
 
 BY = AuditContext("cli:tester", datetime.now(UTC))
 #: Callers whose tokens must not notice what another caller sends.
@@ -334,6 +337,70 @@ async def test_made_up_keys_do_not_use_up_an_issuer_that_limits_readings(issuer,
             assert len(asked) < 20
             while await outcome(tokens, issuer.token("stranger", headers={"kid": "x"})) == "undecided":
                 assert time.monotonic() < end + 3
+
+
+def cache_before(answer, monkeypatch, refresh: float) -> JwksCache:
+    """Return a cache before an issuer whose statuses and key ids `answer` returns, in virtual time."""
+
+    def respond(_) -> httpx.Response:
+        status, kids = answer()
+        body = json.dumps({"keys": [{"kty": "RSA", "kid": kid} for kid in kids]}).encode()
+        return httpx.Response(status, stream=httpx.ByteStream(body))
+
+    client = httpx.AsyncClient(transport=httpx.MockTransport(respond))
+    monkeypatch.setattr(jwks_module, "fair_client", lambda **_: client)
+    issuer = "https://issuer.example"
+    return JwksCache(issuer, f"{issuer}/keys", refresh, asyncio.get_running_loop().time)
+
+
+@pytest.mark.parametrize(("allowance", "longest"), [(6, 23), (60, 11)])
+def test_a_flood_of_made_up_keys_leaves_an_issuers_allowance_to_the_schedule(monkeypatch, allowance, longest):
+    """Before the fix, a removed key was accepted for up to 59 s, because strangers' fetches used up the allowance."""
+    fetched: list[float] = []
+
+    async def flood() -> None:
+        clock = asyncio.get_running_loop().time
+
+        def answer() -> tuple[int, list[str]]:
+            if sum(at > clock() - 60 for at in fetched) >= allowance:
+                return 429, []
+            fetched.append(clock())
+            return 200, ["known"]
+
+        cache, made_up = cache_before(answer, monkeypatch, 10), []
+        while clock() < 300:
+            assert await cache.find("known", "RS256")
+            made_up.append(asyncio.create_task(cache.find(str(clock()), "RS256")))
+            await asyncio.sleep(0.1)
+        await asyncio.gather(*made_up, return_exceptions=True)
+        await cache.close()
+
+    run_in_virtual_time(flood())
+    assert max(later - earlier for earlier, later in pairwise(fetched)) < longest
+
+
+@pytest.mark.parametrize(
+    ("refresh", "flooded", "longest"),
+    [(10, False, MIN_REFRESH_INTERVAL), (10, True, 10), (300, True, MIN_REFRESH_INTERVAL)],
+)
+def test_a_token_of_a_new_key_waits_at_most_for_the_next_fetch(monkeypatch, refresh, flooded, longest):
+    async def rotations() -> None:
+        clock, published, made_up = asyncio.get_running_loop().time, ["known"], []
+        cache = cache_before(lambda: (200, published), monkeypatch, refresh)
+        assert await cache.find("known", "RS256")
+        while clock() < 500:
+            for number in range(1000 if flooded else 0):
+                made_up.append(asyncio.create_task(cache.find(f"{clock()}-{number}", "RS256")))
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(0 if flooded else 100)
+            published.append(f"new-{clock()}")
+            begun = clock()
+            assert await cache.find(published[-1], "RS256")
+            assert clock() - begun <= longest
+        assert set(await asyncio.gather(*made_up)) <= {None}
+        await cache.close()
+
+    run_in_virtual_time(rotations())
 
 
 async def test_tokens_wait_for_the_reading_after_a_429(issuer, monkeypatch):
