@@ -40,6 +40,11 @@ class GpuSpec:
     per_node: int = 8
     silicon: str | None = None
 
+    @property
+    def multicast(self) -> bool:
+        """Return True if a GPU can write to all GPUs of the node at once, through NVLink switches."""
+        return self.sm >= 90 and self.link > 100 * GB
+
     def flops(self, dtype: str) -> float:
         """Return the peak operations/s of `bf16` (also fp16), `fp8` or `int8`.
 

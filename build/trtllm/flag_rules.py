@@ -19,6 +19,8 @@ from llmops.errors import InputError
 FP8_ATTENTION = frozenset(name for name, quant_format in FORMATS.items() if quant_format.fp8_attention)
 #: Families with reduce fusion: LlamaForCausalLM and Gemma2ForCausalLM. llmops makes no Medusa.
 REDUCE_FUSION = frozenset({"llama", "gemma2"})
+#: The most GPUs of tensor parallelism on one machine, which --user_buffer needs.
+USER_BUFFER_TP = 8
 Flags = Mapping[str, Value | None]
 
 
@@ -28,7 +30,8 @@ class FlagContext:
 
     `family`, `quant` and `kv_cache` have llmops' names.
 
-    `sm` is the compute capability of --gpu, or 0 without --gpu.
+    `sm` is the compute capability of --gpu, or 0 without --gpu. `multicast` is True if the GPUs of
+    --gpu can write to all GPUs of a machine at once.
     """
 
     family: str
@@ -37,6 +40,7 @@ class FlagContext:
     pp_size: int = 1
     kv_cache: str = "auto"
     sm: int = 0
+    multicast: bool = False
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,11 @@ RULES = [
          "--user_buffer enable needs --reduce_fusion enable."),
     FlagRule(lambda f, s: _on(f, "user_buffer") and not (s.quant == "fp8" and s.family == "llama"),
          "--user_buffer enable is for FP8 models of the Llama family: leave it out."),
+    # Elsewhere, the server ends at start or at the first request: userbuffers-host.cpp shares the
+    # buffers through files of one machine, and the kernels of userbuffers.cu need multicast (#2817).
+    FlagRule(lambda f, s: _on(f, "user_buffer") and (s.tp_size > USER_BUFFER_TP or (s.sm > 0 and not s.multicast)),
+         f"--user_buffer enable is for at most {USER_BUFFER_TP} GPUs of one machine that NVLink joins, such as H100 "
+         "SXM: leave it out."),
     # In quantization/layers.py, Fp8RowwiseGatedMLP.forward takes no all_reduce_params, which
     # LLaMADecoderLayer passes, and asserts that no adapter is used, like Fp8RowwiseAttention.
     FlagRule(lambda f, s: _on(f, "reduce_fusion") and s.quant == "fp8_pc_pt",

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from llmops.build.quant_formats import FORMATS
-from llmops.build.trtllm.flag_rules import FlagContext, check_arguments, flag_overrides
+from llmops.build.trtllm.flag_rules import USER_BUFFER_TP, FlagContext, check_arguments, flag_overrides
 from llmops.build.trtllm.trtllm_build_flags import Value
 from llmops.errors import InputError
 
@@ -101,9 +101,10 @@ def _plugins(options: EngineOptions) -> dict[str, Value]:
     # `reduce_fusion` and `user_buffer` let reduction, residual and norm run in one kernel
     # (performance-tuning-guide/useful-build-time-flags.md). For Gemma 2, a user can set
     # flag.reduce_fusion=enable. `user_buffer` makes the hidden states FP8, which the LoRA plugin
-    # does not support.
+    # does not support, and needs GPUs with multicast.
     if subject.tp_size > 1 and subject.pp_size == 1 and subject.family == "llama" and subject.quant != "fp8_pc_pt":
         chosen["reduce_fusion"] = "enable"
-        if subject.quant == "fp8" and not options.features.get("lora_plugin"):
+        fits = subject.multicast and subject.tp_size <= USER_BUFFER_TP
+        if subject.quant == "fp8" and fits and not options.features.get("lora_plugin"):
             chosen["user_buffer"] = "enable"
     return chosen

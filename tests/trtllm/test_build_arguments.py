@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmops.build.checkpoint import open_checkpoint
+from llmops.build.plan.gpu_specs import find_gpu
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.build_target import get_target
 from llmops.build.targets.nvidia import stage_estimates
@@ -24,12 +25,12 @@ from tests.trtllm.recipes import RECIPES
 
 
 def options(family="llama", quant="none", tp=1, pp=1, **asked):
-    lora = asked.pop("lora", None)
+    lora, gpu = asked.pop("lora", None), find_gpu(asked.pop("gpu", "h100-sxm"))
     values = {"max_batch_size": 64, "max_input_len": 1024, "max_seq_len": 2048, "max_num_tokens": 8192, **asked}
     extra = values.pop("extra", {})
     names = ("lora_dir", "max_lora_rank", "lora_target_modules")
     features = {"lora_plugin": "auto", **dict(zip(names, lora, strict=True))} if lora else {}
-    subject = FlagContext(family, quant, tp, pp)
+    subject = FlagContext(family, quant, tp, pp, sm=gpu.sm, multicast=gpu.multicast)
     return EngineOptions(subject=subject, workers=tp * pp, extra=extra, features=features, **values)
 
 
@@ -58,6 +59,8 @@ SWIGLU = {"gemm_swiglu_plugin": "fp8"}
         ({"extra": {"user_buffer": "enable"}, "quant": "fp8"}, "user_buffer to disable: it needs reduce_fusion"),
         ({"family": "qwen2", "extra": {"reduce_fusion": "enable"}}, "it is for Llama and Gemma 2 on several"),
         ({"extra": {"reduce_fusion": "enable", "user_buffer": "enable"}, "quant": "int4_awq", "tp": 2}, "FP8 models"),
+        ({"extra": {"user_buffer": "enable"}, "quant": "fp8", "tp": 2, "gpu": "l40s"}, "that NVLink joins"),
+        ({"extra": {"user_buffer": "enable"}, "quant": "fp8", "tp": 16}, "at most 8 GPUs of one machine"),
         ({"extra": {"pp_reduce_scatter": "enable"}}, "for Mixtral"),
         ({"extra": {"context_fmha": "disable", "use_paged_context_fmha": "enable"}}, "it needs context_fmha"),
         ({"extra": {"kv_cache_type": "continuous"}}, "kv_cache_type paged"),
@@ -101,6 +104,18 @@ def test_fusions_are_left_out_where_layers_do_not_take_them():
     assert "reduce_fusion" not in build_arguments(options(quant="fp8_pc_pt", tp=8), "c", "e")
     adapted = build_arguments(options(quant="fp8", tp=8, lora=(["x"], 8, ["attn_q"])), "c", "e")
     assert (adapted["reduce_fusion"], "user_buffer" in adapted) == ("enable", False)
+
+
+@pytest.mark.parametrize(("gpu", "tp", "used"), [("h200", 8, True), ("l40s", 2, False), ("h100-pcie", 2, False),
+                                                 ("h100-sxm", 16, False)])  # fmt: skip
+def test_user_buffers_are_for_gpus_with_multicast_in_one_machine(gpu, tp, used):
+    """1.2.1 kernels/userbuffers/userbuffers.cu, allreduce2_userbuff_inplace_rmsnorm_quant: without multicast
+    "TLLM_CHECK(0)", and "userbuffer based kernels not implemented when SM < 90"; userbuffers-host.cpp,
+    create_communicator_grouped2: ends the process if cuMulticastCreate fails, and hands a file descriptor to the other
+    ranks through a local socket.
+    """
+    made = build_arguments(options(quant="fp8", tp=tp, gpu=gpu), "c", "e")
+    assert (made["reduce_fusion"], "user_buffer" in made) == ("enable", used)
 
 
 def test_an_optimum_of_ones_own_turns_the_profiles_off():

@@ -81,6 +81,7 @@ def engine_arguments(request: BuildRequest, adapters: list[AdapterCheckpoint]) -
         InputError: `trtllm-build` would not accept an argument.
     """
     spec = request.spec
+    gpu = find_gpu(spec.gpu) if spec.gpu else None
     options = EngineOptions(
         subject=FlagContext(
             request.checkpoint.architecture.family,
@@ -88,7 +89,8 @@ def engine_arguments(request: BuildRequest, adapters: list[AdapterCheckpoint]) -
             spec.tp,
             spec.pp,
             request.kv_cache,
-            find_gpu(spec.gpu).sm if spec.gpu else 0,
+            gpu.sm if gpu else 0,
+            gpu is not None and gpu.multicast,
         ),
         max_batch_size=request.limits.max_batch_size,
         max_input_len=max_input_len(request),
