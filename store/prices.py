@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from itertools import groupby
 from operator import attrgetter
@@ -18,6 +18,8 @@ from llmops.store.tables import prices
 
 MILLION = 1_000_000
 MAX_PRICE_MICROS = 1_000_000 * MILLION
+#: Time before its date from which a price is not replaced: gateways read prices every 30 s.
+FINAL_BEFORE = timedelta(minutes=1)
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,9 @@ async def set_price(connection: AsyncConnection, price: Price, by: AuditContext)
     """Set a price. Replace a price of the same model and date that is not yet in force.
 
     Raises:
-        InputError: The date is in the past, and usage since then has been billed; or cached tokens
-            cost more than others, so that no budget could reserve a request's cost.
+        InputError: The date is in the past, and usage since then has been billed; gateways may
+            have read the price that would be replaced; or cached tokens cost more than others, so
+            that no budget could reserve a request's cost.
     """
     if price.cached_micros > price.input_micros:
         raise InputError(
@@ -85,7 +88,13 @@ async def set_price(connection: AsyncConnection, price: Price, by: AuditContext)
     values = asdict(price)
     money = {name: values[name] for name in ("input_micros", "cached_micros", "output_micros")}
     statement = insert(connection, prices).values(values)
-    await connection.execute(statement.on_conflict_do_update(index_elements=["model", "valid_from"], set_=money))
+    can_replace = prices.c.valid_from >= by.at + FINAL_BEFORE
+    statement = statement.on_conflict_do_update(index_elements=["model", "valid_from"], set_=money, where=can_replace)
+    if not (await connection.execute(statement)).rowcount:
+        raise InputError(
+            f"The price of {price.valid_from:%Y-%m-%d %H:%M:%S} UTC cannot be replaced in the last minute before it "
+            "begins, as gateways may have read it; give a later time."
+        )
     await record_action(connection, by, "price.set", price.id, detail=money)
 
 

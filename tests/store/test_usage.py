@@ -245,6 +245,23 @@ async def test_a_price_that_is_read_late_holds_for_requests_that_arrive_after_it
         assert billing.bill("tiny", USED, read_at).price_id == new.id
 
 
+async def test_a_price_is_not_replaced_when_gateways_may_have_read_it(url, store, by):
+    """Before the fix, a request at 25 s cost by the replaced price, or by the one before once the new one was read."""
+    old, coming = Price("tiny", by.at, *CENTS), Price("tiny", by.at + timedelta(minutes=2), 10**6, 10**6, 10**6)
+    dearer = replace(coming, output_micros=10**7)
+    await priced(store, by, old, coming)
+    await priced(store, replace(by, at=by.at + timedelta(seconds=60)), dearer)
+    now = Clock(by.at + timedelta(seconds=90))
+    async with billing_on(url, now) as billing:
+        with pytest.raises(InputError, match="13:32:00 UTC cannot be replaced in the last minute"):
+            await priced(store, replace(by, at=by.at + timedelta(seconds=61)), coming)
+        now.now = arrived = by.at + timedelta(seconds=125)
+        assert billing.bill("tiny", USED, arrived) == Bill(37 + 70, dearer.id)
+        now.now = by.at + timedelta(seconds=130)
+        await billing.refresh()
+        assert billing.bill("tiny", USED, arrived) == Bill(37 + 70, dearer.id)
+
+
 async def test_a_price_that_was_read_late_costs_requests_one_look(url, store, by):
     """Before the fix, each request looked at all prices that its model ever had."""
     old = [Price("tiny", by.at + timedelta(seconds=one), *CENTS) for one in range(9)]
