@@ -5,7 +5,19 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, DateTime, Dialect, String, Table, Text, func, literal
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    DateTime,
+    Dialect,
+    LargeBinary,
+    String,
+    Table,
+    Text,
+    cast,
+    func,
+    literal,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.types import TypeDecorator
@@ -50,6 +62,13 @@ def database_time(connection: AsyncConnection, at: datetime) -> ColumnElement[da
         return literal(at, UtcDateTime)
     kind = DateTime(timezone=True)
     return literal(at, kind) + (func.statement_timestamp(type_=kind) - literal(utc_now(), kind))
+
+
+def byte_length(connection: AsyncConnection, column: ColumnElement[Any]) -> ColumnElement[int]:
+    """Return the SQL expression for the length of a text in bytes of UTF-8."""
+    if connection.dialect.name == "sqlite":
+        return func.length(cast(column, LargeBinary))
+    return func.octet_length(column)
 
 
 class ClientText(TypeDecorator[str]):

@@ -28,7 +28,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llmops.store.columns import database_time
+from llmops.store.columns import byte_length, database_time
 from llmops.store.tables import conversations, messages
 
 MAX_TITLE_LENGTH = 500
@@ -314,6 +314,15 @@ async def count_messages(connection: AsyncConnection, conversation_id: str) -> i
     """Return the number of messages in all branches of a conversation."""
     counted = select(func.count()).where(messages.c.conversation_id == conversation_id)
     return int((await connection.execute(counted)).scalar_one())
+
+
+async def measure_messages(connection: AsyncConnection, conversation_id: str) -> tuple[int, int]:
+    """Return the number of messages in all branches of a conversation, and the bytes of their texts."""
+    content, items = (byte_length(connection, column) for column in (messages.c.content, messages.c["items"]))
+    total = func.coalesce(func.sum(content + func.coalesce(items, 0)), 0)
+    measured = select(func.count(), total).where(messages.c.conversation_id == conversation_id)
+    row = (await connection.execute(measured)).one()
+    return row[0], int(row[1])
 
 
 async def count_conversations(connection: AsyncConnection, user_id: str) -> tuple[int, int]:

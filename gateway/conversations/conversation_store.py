@@ -225,7 +225,8 @@ class ConversationStore:
 
         async def work(connection: AsyncConnection) -> Branch:
             conversation = _require_found(await table.find_conversation(connection, user, key), conversation_id)
-            hold(COPIES * conversation.size + MESSAGE_BYTES * await table.count_messages(connection, key))
+            count, size = await table.measure_messages(connection, key)
+            hold(COPIES * (size + len((conversation.system_prompt or "").encode())) + MESSAGE_BYTES * count)
             return await self._branch(connection, conversation, after)
 
         return await self._read_long(caller, work)

@@ -11,7 +11,7 @@ from sqlalchemy import event, func, select
 
 from llmops.clocks import utc_now
 from llmops.control.retention import prune_expired
-from llmops.gateway.conversations.conversation_store import ConversationStore, public_id
+from llmops.gateway.conversations.conversation_store import COPIES, ConversationStore, public_id
 from llmops.gateway.conversations.purge import PurgeTask
 from llmops.gateway.errors import RateLimitError
 from llmops.gateway.interfaces import Caller
@@ -227,6 +227,16 @@ async def test_what_is_deleted_for_its_age_is_archived_first(url, clock, tmp_pat
     assert file.stat().st_mode & 0o777 == 0o600
     assert await purge.purge() == 0
     await chats.close()
+
+
+async def test_a_conversation_that_is_read_is_held_by_its_bytes(chats):
+    """Before the fix, its characters were counted, of which an emoji is one and has four bytes."""
+    held: list[int] = []
+    for text in ("Hé 👋", "Hi"):
+        new = NewMessage(item_id="msg_1", role="user", content=text, items=json.dumps([text], ensure_ascii=False))
+        conversation = await chats.create(ANN, [new, *PAIR], system_prompt=text)
+        await chats.read(ANN, public_id(conversation), hold=held.append)
+    assert held[0] - held[1] == COPIES * 3 * (len("Hé 👋".encode()) - len("Hi"))
 
 
 async def test_everything_of_a_user_or_of_a_tenant_is_exported_and_deleted(chats, store):
