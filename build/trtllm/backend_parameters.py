@@ -2,7 +2,7 @@
 
 Source: NVIDIA/TensorRT-LLM `triton_backend/inflight_batcher_llm/src/model_state.cc`
 (`GetParameter`) and `model_instance_state.cc`. The backend does not reject a value that it cannot
-parse: it warns and uses its default.
+parse, or that does not fit its type: it warns and uses its default. It reads -1 bytes as 2^64 - 1.
 """
 
 import re
@@ -11,25 +11,32 @@ from typing import Any, NamedTuple
 
 from llmops.errors import InputError
 
-_INT, _FLOAT = re.compile(r"-?\d+"), re.compile(r"-?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
-_LISTS = re.compile(r"\d+(,\d+)*(;\d+(,\d+)*)*")
+_FLOAT = re.compile(r"-?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_LISTS = re.compile(r"\d{1,9}(,\d{1,9})*(;\d{1,9}(,\d{1,9})*)*")
 _PATTERNS = {
-    "int": (_INT, "a whole number"),
-    "float": (_FLOAT, "a number"),
+    # The executor refuses negative numbers when the model loads (executor/executorConfig.cpp,
+    # extendedRuntimePerfKnobConfig.cpp).
+    "int": (re.compile(r"\d{1,9}"), "a whole number of at most nine digits"),
+    "bytes": (re.compile(r"\d{1,18}"), "a number of bytes"),
     "bool": (re.compile("true|false"), "true or false"),
     # The executor refuses other values when the model loads (executor/kvCacheConfig.cpp, setMaxTokens,
     # setMaxAttentionWindowVec, setFreeGpuMemoryFraction).
-    "size": (re.compile(r"0*[1-9]\d*"), "a whole number of at least 1"),
-    "sizes": (re.compile(r"0*[1-9]\d*(,0*[1-9]\d*)*"), "whole numbers of at least 1, separated by commas"),
+    "size": (re.compile(r"0*[1-9]\d{0,8}"), "a whole number from 1 to 999999999"),
+    "sizes": (re.compile(r"0*[1-9]\d{0,8}(,0*[1-9]\d{0,8})*"), "whole numbers of at least 1, separated by commas"),
     "share": (_FLOAT, "a number above 0 and below 1, such as 0.9"),
     # tllmRuntime.cpp, setWeightStreaming, ignores numbers from 1 on.
     "part": (_FLOAT, "a number from 0 to 1"),
     "lists": (_LISTS, "numbers separated by commas, with ; between instances"),
     "text": (re.compile(".+"), "a text"),
 }
-#: Parameters of the backend that no engine can have -> the reason. Source:
-#: batch_manager/kvCacheManager.cpp, "streamLLM is not supported at the moment".
-_REFUSED = {"sink_token_length": "TensorRT-LLM 1.2 loads no engine with it"}
+_LOOKAHEAD = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
+#: Parameters of the backend that a user cannot set -> the reason. Sources:
+#: batch_manager/kvCacheManager.cpp, "streamLLM is not supported at the moment"; only engines that
+#: decode by lookahead read the sizes of lookahead.
+_REFUSED = {
+    "sink_token_length": "TensorRT-LLM 1.2 loads no engine with it",
+    **dict.fromkeys(_LOOKAHEAD, "--set lookahead sets it"),
+}
 
 
 class Parameter(NamedTuple):
@@ -51,7 +58,7 @@ def _same(kind: str, names: str) -> dict[str, Parameter]:
 PARAMETERS: dict[str, Parameter] = {
     "batch_scheduler_policy": Parameter("text", "guaranteed_no_evict", ("guaranteed_no_evict", "max_utilization")),
     "kv_cache_free_gpu_mem_fraction": Parameter("share", "0.9"),
-    "kv_cache_host_memory_bytes": Parameter("int", "0"),
+    "kv_cache_host_memory_bytes": Parameter("bytes", "0"),
     "enable_kv_cache_reuse": Parameter("bool", "true"),
     "enable_chunked_context": Parameter("bool", "true"),
     "exclude_input_in_output": Parameter("bool", "true"),
@@ -63,12 +70,11 @@ PARAMETERS: dict[str, Parameter] = {
     "decoding_mode": Parameter("text", "top_k_top_p", ("top_k_top_p", "lookahead")),
     **_same("lists", "gpu_device_ids participant_ids"),
     **_same("sizes", "max_attention_window_size"),
-    **_same("size", "max_tokens_in_paged_kv_cache"),
-    **_same("int", "num_nodes recv_poll_period_ms"),
-    **_same("int", "iter_stats_max_iterations request_stats_max_iterations cuda_graph_cache_size"),
-    **_same("int", "lora_cache_max_adapter_size lora_cache_optimal_adapter_size lora_cache_host_memory_bytes"),
-    **_same("int", "lookahead_window_size lookahead_ngram_size lookahead_verification_set_size"),
-    **_same("float", "lora_cache_gpu_memory_fraction"),
+    **_same("size", "max_tokens_in_paged_kv_cache num_nodes"),
+    **_same("size", "lora_cache_max_adapter_size lora_cache_optimal_adapter_size"),
+    **_same("int", "iter_stats_max_iterations request_stats_max_iterations cuda_graph_cache_size recv_poll_period_ms"),
+    **_same("bytes", "lora_cache_host_memory_bytes"),
+    **_same("share", "lora_cache_gpu_memory_fraction"),
     **_same("part", "gpu_weights_percent"),
     # The backend's default, true, normalises over the tokens that top-k and top-p leave, so a
     # greedy token gets 0.0 (model_instance_state.cc: `bool normalizeLogProbs = true`;

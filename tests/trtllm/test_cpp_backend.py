@@ -63,11 +63,20 @@ def test_settings_reach_the_backend_as_they_were_meant(tmp_path: Path) -> None:
     ("given", "says"),
     [
         ({"enable_kv_cache_reuse": "yes"}, "serve.enable_kv_cache_reuse must be true or false, not yes"),
-        ({"kv_cache_host_memory_bytes": "1e10"}, "must be a whole number, not 1e10"),
+        ({"kv_cache_host_memory_bytes": "1e10"}, "must be a number of bytes, not 1e10"),
         ({"max_attention_window_size": "4096, 1024"}, "must be whole numbers of at least 1, separated by commas"),
         # 1.2.1 cpp/tensorrt_llm/executor/kvCacheConfig.cpp: TLLM_CHECK(freeGpuMemoryFraction < 1.F) and (… > 0)
         ({"kv_cache_free_gpu_mem_fraction": "1.0"}, "must be a number above 0 and below 1, such as 0.9, not 1.0"),
-        ({"max_tokens_in_paged_kv_cache": "0"}, "must be a whole number of at least 1, not 0"),
+        ({"max_tokens_in_paged_kv_cache": "0"}, "must be a whole number from 1 to 999999999, not 0"),
+        # model_state.cc: std::stoi throws out_of_range, and the backend warns and takes no limit; std::stoull reads -1
+        # as 18446744073709551615
+        ({"max_tokens_in_paged_kv_cache": "3000000000"}, "from 1 to 999999999, not 3000000000"),
+        ({"kv_cache_host_memory_bytes": "-1"}, "must be a number of bytes, not -1"),
+        ({"kv_cache_host_memory_bytes": "99999999999999999999"}, "must be a number of bytes, not 9999"),
+        # executorConfig.cpp: TLLM_CHECK(iterStatsMaxIterations >= 0)
+        ({"iter_stats_max_iterations": "-1"}, "must be a whole number of at most nine digits, not -1"),
+        # model_instance_state.cc reads the sizes only with decoding_mode lookahead
+        ({"lookahead_window_size": "7"}, "is not possible, because --set lookahead sets it; leave it out"),
         # 1.2 cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp (#6767): TLLM_CHECK of mSinkBlockTokenLength == 0
         ({"sink_token_length": "4"}, "is not possible, because TensorRT-LLM 1.2 loads no engine with it; leave"),
         ({"max_attention_window_size": "4096,0"}, "must be whole numbers of at least 1"),
