@@ -122,7 +122,18 @@ class ConversationEndpoints:
 
         branches = self._store.everything(context.caller, damaged, tenant, user)
         responses = self._stored_responses(user or context.caller.owner, tenant or "", damaged, hold)
-        return _lines(branches, tenant or user or "conversations", responses, damaged, hold)
+        lines = _lines(branches, responses, damaged, hold)
+        # Read before the response begins, so that a refusal has an HTTP status.
+        first = [await anext(lines, b"")]
+
+        async def body() -> AsyncIterator[bytes]:
+            yield first.pop()
+            async for line in lines:
+                yield line
+                del line
+
+        headers = {"content-disposition": f'attachment; filename="{tenant or user or "conversations"}.jsonl"'}
+        return StreamingResponse(body(), media_type="application/x-ndjson", headers=headers)
 
     async def purge(self, request: Request) -> Response:
         """Delete all data of the caller permanently.
@@ -261,47 +272,40 @@ def _new_messages(client_items: Sequence[dict[str, Any]]) -> list[NewMessage]:
     return [message_from_item(item) for item in items]
 
 
-def _lines(
+async def _lines(
     branches: AsyncIterator[Branch],
-    name: str,
     responses: AsyncIterator[bytes],
     damaged: list[str],
     hold: Callable[[int], None],
-) -> Response:
-    """Stream conversations as JSON lines, then stored responses with their input.
+) -> AsyncIterator[bytes]:
+    """Yield conversations as JSON lines, then stored responses with their input.
 
-    If `hold` raises an error, the response breaks off.
+    Errors of `hold` are raised.
 
     Args:
         branches: The conversations.
-        name: The name of the file that the client saves, without `.jsonl`.
         responses: The lines of the stored responses.
         damaged: Collects the ids of conversations and responses that cannot be decoded. The last
             lines name them.
         hold: Called with the bytes of memory that a line takes until the client has read it.
     """
-
-    async def lines() -> AsyncIterator[bytes]:
-        async for branch in branches:
-            try:
-                line = export_line(branch)
-            except MALFORMED:
-                damaged.append(public_id(branch.conversation))
-                continue
-            hold(COPIES * len(line) + MESSAGE_BYTES * len(branch.every))
-            yield line
-            del branch, line  # A read that is cancelled would keep both until a full collection.
-        async for line in responses:
-            yield line
-        for one in damaged:
-            log.error(
-                "%s was left out of an export, because a row of it in the store is damaged; restore or delete it.", one
-            )
-            problem = "A row of this entry in the store is damaged; ask the gateway's operator."
-            yield json_bytes({"id": one, "error": problem}) + b"\n"
-
-    headers = {"content-disposition": f'attachment; filename="{name}.jsonl"'}
-    return StreamingResponse(lines(), media_type="application/x-ndjson", headers=headers)
+    async for branch in branches:
+        try:
+            line = export_line(branch)
+        except MALFORMED:
+            damaged.append(public_id(branch.conversation))
+            continue
+        hold(COPIES * len(line) + MESSAGE_BYTES * len(branch.every))
+        yield line
+        del branch, line  # A read that is cancelled would keep both until a full collection.
+    async for line in responses:
+        yield line
+    for one in damaged:
+        log.error(
+            "%s was left out of an export, because a row of it in the store is damaged; restore or delete it.", one
+        )
+        problem = "A row of this entry in the store is damaged; ask the gateway's operator."
+        yield json_bytes({"id": one, "error": problem}) + b"\n"
 
 
 def _response_line(stored: StoredResponse) -> bytes:

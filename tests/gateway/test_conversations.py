@@ -270,6 +270,35 @@ async def test_a_store_that_goes_away_does_not_break_the_answer(chats, monkeypat
     assert events[-1]["choices"][0]["finish_reason"] == "stop"
 
 
+async def test_an_export_that_cannot_begin_has_a_status(card, tokenizer, tmp_path, monkeypatch):
+    """Before the fix, it broke off after a 200."""
+    settings = {"store": f"sqlite:///{tmp_path}/store.db", "open": True, "limits": {"held_bytes": 20_000}}
+    async with running(card, tokenizer, **settings) as stack:
+        assert (await stack.client.get(f"{CHATS}/export")).content == b""
+        await Chats(stack).new(title="x" * 400)
+        url = stack.client.base_url
+        _, body = await asyncio.open_connection(url.host, url.port)
+        body.write(
+            b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: 20000\r\n\r\n%b" % (CHAT.encode(), b" " * 19_500)
+        )
+        refused = []
+
+        async def is_refused() -> bool:
+            refused.append(await stack.client.get(f"{CHATS}/export"))
+            return refused[-1].status_code == 503
+
+        await eventually(is_refused)
+        assert refused[-1].json()["error"]["code"] == "overloaded"
+        body.close()
+
+        async def away(*_, **__):
+            raise OperationalError("", {}, Exception())
+
+        monkeypatch.setattr("llmops.gateway.conversations.conversation_store.table.conversation_ids", away)
+        away_answer = await stack.client.get(f"{CHATS}/export")
+        assert (away_answer.status_code, away_answer.json()["error"]["code"]) == (503, "conversations_unavailable")
+
+
 async def test_openais_client_uses_conversations_unmodified(chats):
     async with openai.AsyncOpenAI(base_url=f"{chats.client.base_url}/v1", api_key="sk-mine", max_retries=0) as client:
         user = {"type": "message", "role": "user", "content": "My name is Ann."}
