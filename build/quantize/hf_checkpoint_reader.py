@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
+import torch
 from safetensors import safe_open
 from torch import Tensor
 
@@ -80,7 +81,10 @@ class HfCheckpointReader:
                 model.put(f"{module}.{name}", [QuantizedLinear(tensor).value()])
         for side in ("k", "v"):
             if f"{side}_scale" in stored and module.endswith(f"{side}_proj"):
-                model.kv_scales[module] = ("e4m3", stored[f"{side}_scale"].float())
+                # The PyTorch backend stores FP8 keys and values with the scale 1: 1.2 and 1.3 give
+                # attention the stored scales of an NVFP4 cache only (`_torch/modules/attention.py`,
+                # kv_scales_sf; `_torch/attention_backend/trtllm.py`, kv_cache_scaling_factor).
+                model.kv_scales[module] = ("e4m3", torch.ones(()))
 
 
 def _tensor(path: Path, name: str) -> Tensor:

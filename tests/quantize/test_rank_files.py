@@ -141,7 +141,11 @@ def test_scaling_beyond_the_models_context_is_left_out(export):
 @pytest.mark.parametrize("family", ["llama", "mixtral", "qwen2", "qwen3_moe", "gemma3", "phi3"])
 def test_hugging_face_export(export, family):
     weights, folder, _ = export(family, "fp8", target="pytorch", kv="fp8")
-    check_within_bounds(weights, read_all(HfCheckpointReader(folder)), tied=family.startswith("gemma"), float16=True)
+    exported = read_all(HfCheckpointReader(folder))
+    check_within_bounds(weights, exported, tied=family.startswith("gemma"), float16=True)
+    # `_torch/attention_backend/trtllm.py`: "fp8 KV-cache scales. Stay at 1.0 (no-op) for the PyTorch backend, which
+    # never overrides them"
+    assert {(kind, float(scale)) for kind, scale in exported.kv_scales.values()} == {("e4m3", 1.0)}
     config = json.loads((folder / "config.json").read_text())
     assert config["rope_theta"] > 0  # where transformers 4, which TensorRT-LLM 1.2 has, looks for it
     assert (config["torch_dtype"], config["quantization_config"]["quant_algo"]) == ("float16", "FP8")
