@@ -435,10 +435,11 @@ class ResumeSettings(_Section):
 
     Attributes:
         lease: The time without a heartbeat of a gateway after which other gateways continue its
-            answers.
+            answers. At most 6 s, and a quarter more until they do: 8 s after the gateway is lost,
+            clients may continue its messages themselves, and after 15 s it holds no money.
     """
 
-    lease: Annotated[_PositiveDuration, Field(ge=0.5)] = Seconds(5)
+    lease: Annotated[_PositiveDuration, Field(ge=0.5, le=6)] = Seconds(5)
 
 
 def _check_url(url: str) -> str:

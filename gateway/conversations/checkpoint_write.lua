@@ -15,7 +15,9 @@ local function write(id, record, cached, offset, tokens, ended, taken)
   local owner, before, over = unpack(redis.call('HMGET', answer, 'gateway', 'record', 'end'))
   -- an answer that continues a message has the id of the one before
   local other = before and record ~= '' and record ~= before
-  if other and over then
+  -- a lost gateway's answer, which no gateway has taken over yet, must not go on beside its continuation
+  local lost = owner and tonumber(redis.call('ZSCORE', prefix .. ':gateways', owner) or 0) <= now
+  if other and (over or lost) then
     redis.call('DEL', answer, stored)
     owner, other = false, false
   end

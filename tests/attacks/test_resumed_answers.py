@@ -190,6 +190,28 @@ async def test_a_valkey_that_is_flushed_after_a_takeover_gives_no_tokens_away(to
     assert await billed(settings) == {reader.run: 40}
 
 
+async def test_an_answer_that_its_owner_continued_after_its_gateway_was_lost_is_not_taken_over(valkey):
+    """Before the fix, the lost answer went on beside its continuation, wrote over its text and cost once more."""
+    lost, taker = CheckpointStore(valkey.url, 0.5), CheckpointStore(valkey.url, 0.5)
+    claimed = []
+    await lost.start(lambda _: None)
+    await taker.start(lambda _: None)
+    answer, same = lost.checkpoint("of:answer"), taker.checkpoint("of:answer")
+    answer.register(b"record")
+    assert await answer.is_owned()
+    same.register(b"its continuation")
+    assert await same.is_owned()
+    assert not same.holds
+    await lost.close()
+    same = taker.checkpoint("of:answer")
+    same.register(b"its continuation")
+    assert await same.is_owned()
+    assert same.holds
+    await taker._claim(claimed.append)
+    assert (claimed, await taker.record("of:answer")) == ([], b"its continuation")
+    await taker.close()
+
+
 async def test_an_answer_that_valkey_has_just_lost_is_not_billed_for_the_lost_gateways_part(valkey):
     """Before the fix, a search for dead gateways' outboxes in the moment after the flush billed that part."""
     lost, taker, searcher = (CheckpointStore(valkey.url, 0.5) for _ in range(3))

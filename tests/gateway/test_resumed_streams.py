@@ -11,7 +11,7 @@ from sqlalchemy import select
 
 from llmops.gateway.conversations.answer_run import AnswerLog
 from llmops.gateway.generation.parsers.output_processor import ContentDelta
-from llmops.gateway.settings import GatewaySettings
+from llmops.gateway.settings import GatewaySettings, ResumeSettings
 from llmops.store.factory import open_store
 from llmops.store.tables import usage_records
 from tests.support.gateway_stack import serving
@@ -55,7 +55,9 @@ def shared(told: ToldAnswers, valkey: Valkey, folder: Path, lease: str) -> Gatew
 @pytest.fixture
 async def gateways(told, valkey, tmp_path):
     """Two gateways with one store and one Valkey."""
-    settings = shared(told, valkey, tmp_path, "60s")
+    settings = shared(told, valkey, tmp_path, "6s")
+    # A machine that stands still is no gateway that is lost.
+    settings = settings.model_copy(update={"resume": ResumeSettings.model_construct(lease=60.0)})
     async with AsyncExitStack() as stack:
         yield [(await stack.enter_async_context(serving(settings)))[0] for _ in range(2)]
 

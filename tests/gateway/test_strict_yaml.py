@@ -59,6 +59,7 @@ def test_merged_keys_may_be_overwritten(tmp_path):
         ("degraded: {}", "`degraded`", "it depends on the gateway's queue"),
         ("slo: {ttft_p95: 500}", "`slo.ttft_p95`", "500 has no unit; write 500ms or 500s"),
         ("timeouts: {idle: 0}", "`timeouts.idle`", "it must be above zero, such as 500ms or 0.5s"),
+        ("resume: {lease: 20s}", "`resume.lease`", "it must be at most 6"),
         ("oidc: {issuer: 'https://a.b', audience: a, leeway: 10m}", "`oidc.leeway`", "it must be at most 300"),
         ("tiers: {a: {max_wait: 5}}", "`tiers.a.max_wait`", "5 has no unit; write 5ms or 5s"),
         ("port: 70000", "`port`", "it must be at most 65535"),
