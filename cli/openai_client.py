@@ -64,9 +64,7 @@ class ChatClient:
                 event_hooks={"response": [bound_response]},
             )
         except (httpx.InvalidURL, UnicodeError) as error:
-            raise InputError(
-                f"--url {without_secrets(url)} is not an HTTP URL ({error}); write http://HOST:PORT/v1."
-            ) from error
+            raise InputError(f"--url {without_secrets(url)} is not an HTTP URL; write http://HOST:PORT/v1.") from error
 
     def models(self) -> list[str]:
         """Return the names of the served models. Raises ServerError without a valid answer."""

@@ -653,7 +653,7 @@ class ProviderSettings(_Section):
     @field_validator("url")
     @classmethod
     def _has_no_secret(cls, url: str) -> str:
-        if "@" in urlsplit(url).netloc or urlsplit(url).query:
+        if "@" in url or urlsplit(url).query:
             raise ValueError("a key in a URL appears in logs; provide the key with key_env or key_file")
         return url
 

@@ -62,12 +62,11 @@ def is_loopback(host: str) -> bool:
 
 
 def is_secure_url(url: str) -> bool:
-    """Return True if a URL uses HTTPS or a loopback host.
-
-    Raise ValueError if the text is not a URL.
-    """
+    """Return True if a text is a URL with HTTPS or a loopback host."""
+    if http_url_problem(url):
+        return False
     parts = urlsplit(url)
-    return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))
+    return parts.scheme == "https" or is_loopback(parts.hostname or "")
 
 
 def http_url_problem(text: str) -> str:
@@ -90,15 +89,18 @@ def http_url_problem(text: str) -> str:
 def without_secrets(url: str) -> str:
     """Return a URL for the log, without its user, password and query, which may contain secrets.
 
-    A text that is not a URL loses everything before its last @ and after its first question mark.
+    A text that is not a URL, or has an @ behind the host, loses everything before its last @ and
+    after its first question mark: a password may have an unescaped slash, question mark or #.
     """
     try:
         parts = urlsplit(url)
-        if parts.hostname and parts.port != 0:
+        if parts.hostname and parts.port != 0 and "@" not in f"{parts.path}{parts.query}{parts.fragment}":
             return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
     except ValueError:
         pass
-    return url.rpartition("@")[2].partition("?")[0]
+    before, _, rest = url.rpartition("@")
+    # An @ behind a question mark or # may also belong to a secret in the query.
+    return "…" if "?" in before or "#" in before else rest.partition("?")[0]
 
 
 def is_usable_key(key: str) -> bool:
@@ -110,6 +112,8 @@ def failure_reason(error: Exception) -> str:
     """Return the reason of a failed request, without the URL and headers, which may contain a secret."""
     import httpx
 
+    if isinstance(error, httpx.InvalidURL):
+        return "its URL is malformed"
     if isinstance(error, httpx.LocalProtocolError):
         return "a header has a character that HTTP does not allow"
     if isinstance(error, httpx.HTTPStatusError):
@@ -127,15 +131,17 @@ async def fetch_bounded(
 
     Raises:
         httpx.HTTPStatusError: The response has another status.
-        ValueError: The response has more than `max_bytes` bytes, or is compressed.
+        ValueError: The text is not an HTTP URL, or the response has more than `max_bytes` bytes or
+            is compressed.
         httpx.HTTPError, httpx.InvalidURL: The request got no response.
     """
     import httpx
 
-    # Reading `port` raises ValueError above 65535. Without this check, connecting would raise
-    # OverflowError.
-    _ = urlsplit(url).port
     place = without_secrets(url)
+    # Without this check, connecting to a port above 65535 would raise OverflowError, and errors of
+    # httpx would quote a part of a password that is read as the port.
+    if problem := http_url_problem(url):
+        raise ValueError(f"{place} is not an HTTP URL ({problem})")
     request_headers = {**(headers or {}), "accept-encoding": "identity"}
     async with client.stream("GET", url, headers=request_headers) as response:
         if response.status_code != 200:

@@ -124,14 +124,21 @@ def _oidc(settings: GatewaySettings) -> list[tuple[str, int]]:
 def _url(url: str | None, setting: str, kind: str) -> list[tuple[str, int]]:
     if url is None:
         return []
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        # The error's text may have a part of the password.
+        raise InputError(
+            f"gateway.{setting} is not a URL; write @ and / in the user and the password as %40 and %2F."
+        ) from None
     scheme = parts.scheme.partition("+")[0].replace("postgres", "postgresql").replace("postgresqlql", "postgresql")
     if not parts.hostname or scheme not in _PORTS:
         raise InputError(
             f"gateway.{setting} is a file or socket of one machine, which the pods of a cluster cannot share: name "
             f"{kind} there."
         )
-    return [(parts.hostname, parts.port or _PORTS[scheme])]
+    return [(parts.hostname, port or _PORTS[scheme])]
 
 
 def _address(server: str) -> tuple[str, int]:

@@ -179,13 +179,13 @@ class JwksCache:
                     else "its tokens are rejected until a fetch succeeds"
                 )
                 why = escape_unsafe(str(error)) or type(error).__name__
-                log.error("The keys of %s cannot be read (%s); %s.", self._issuer, why, kept)
+                log.error("The keys of %s cannot be read (%s); %s.", without_secrets(self._issuer), why, kept)
             self._away = True
             if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == 429:
                 self._slowdown = min(2 * self._slowdown, MAX_SLOWDOWN)
             return
         if self._away:
-            log.warning("The keys of %s can be read again.", self._issuer)
+            log.warning("The keys of %s can be read again.", without_secrets(self._issuer))
         if self._waiting and not keys.keys() - (self._keys or {}).keys():
             self._fruitless_at = self._tried_at
         self._away, self._read_at, self._keys = False, self._clock(), keys

@@ -24,6 +24,7 @@ from starlette.requests import Request
 from llmops.cli.monitor.poller import GatewayPoller
 from llmops.cli.openai_client import ChatClient, embed_texts
 from llmops.cli.safety import _ask
+from llmops.cli.service.sizing import egress_rules
 from llmops.connection_errors import check_url
 from llmops.control import operations_api
 from llmops.control.operations_api import read_alerts, read_replicas
@@ -50,7 +51,7 @@ from llmops.perf.verify.host import TritonGauges
 from llmops.store.audit import AuditContext
 from llmops.store.factory import open_store
 from llmops.store.rollouts import ModelVersion, create_rollout
-from llmops.urls import fetch_bounded, is_metadata_address
+from llmops.urls import failure_reason, fetch_bounded, is_metadata_address, is_secure_url, without_secrets
 from tests.attacks.harness import MIB, record
 from tests.attacks.test_hostile_servers import EVENTS, Answer, endless, reply, server
 from tests.attacks.test_usage_topic import event as usage_event
@@ -332,7 +333,7 @@ async def test_small_parts_of_a_response_leave_the_event_loop_to_others(answer: 
 async def test_a_url_with_an_impossible_port_is_a_value_error() -> None:
     """Before the fix, a discovery document with such a `jwks_uri` was an OverflowError for each token."""
     async with httpx.AsyncClient() as client:
-        with pytest.raises(ValueError, match="Port"):
+        with pytest.raises(ValueError, match="port is malformed"):
             await fetch_bounded(client, "http://127.0.0.1:99999999/keys", MIB)
 
 
@@ -555,9 +556,32 @@ async def test_a_key_with_a_line_break_is_not_printed(monkeypatch) -> None:
     assert "hunter2" not in f"{refused.value.message}{gateway.problem}"
 
 
-@pytest.mark.parametrize("url", ["http://u:hunter2/x@h:1", "http://u:hunter2#x@h:1", "http://u:p@[::1"])
-def test_a_password_that_is_read_as_a_port_is_not_printed(url: str) -> None:
-    """Before the fix, the message of `--url` quoted the password before its unescaped slash."""
+@pytest.mark.parametrize(
+    "url", ["http://u:hunter2/x@h:1", "http://u:hunter2#x@h:1", "http://u:hunter2@[::1", "http://u:hunter2℀@h:1"]
+)
+async def test_a_password_that_is_read_as_a_host_or_port_is_not_printed(url: str) -> None:
+    """Before the fix, the messages quoted the password before its unescaped slash."""
     with pytest.raises(InputError, match="its host or port is malformed") as refused:
         check_url(url)
-    assert "hunter2" not in refused.value.message
+    async with httpx.AsyncClient() as client:
+        with pytest.raises(ValueError, match="its host or port is malformed") as failed:
+            await fetch_bounded(client, url, MIB)
+    with pytest.raises(InputError, match="is not a URL") as uncharted:
+        egress_rules(GatewaySettings(store=url.replace("http", "postgresql")))
+    assert "hunter2" not in f"{refused.value.message}{failed.value}{uncharted.value.message}"
+    assert not is_secure_url(url)
+    assert failure_reason(httpx.InvalidURL(f"Invalid port: {url}")) == "its URL is malformed"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://u:/hunter2@h/p", "http://u:12/hunter2@h/p", "http://u:12?hunter2@h/p", "http://u:12#hunter2@h/p",
+        "http://hunter2/x:p@h/p", "http://hunter2?x:p@h/p", "http://h:x/?token=a@hunter2", "http://h/?a@b&key=hunter2",
+    ],
+)  # fmt: skip
+def test_a_url_with_an_ambiguous_at_shows_nothing_before_it(url: str) -> None:
+    """Before the fix, a password that begins with digits or nothing before its unescaped slash was shown."""
+    shown = without_secrets(url)
+    assert "hunter2" not in shown
+    assert "12" not in shown
