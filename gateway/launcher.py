@@ -77,7 +77,8 @@ def _check_workers(settings: GatewaySettings) -> None:
     """Check that workers share the state that callers expect them to share.
 
     Raises:
-        InputError: Each worker would have its own limits or stored responses.
+        InputError: Each worker would have its own limits or stored responses, or `quotas.gateways`
+            is set without Redis.
     """
     if settings.workers == 1:
         return
@@ -86,11 +87,17 @@ def _check_workers(settings: GatewaySettings) -> None:
             f"{settings.workers} workers need a store: each worker must find all stored responses. Set `store`, "
             "turn stored responses off with `responses: {entries: 0}`, or use one worker."
         )
-    limited = settings.quotas.model_fields_set or settings.store is not None
-    if limited and settings.redis is None:
+    if settings.redis is not None:
+        return
+    if settings.quotas.model_fields_set - {"gateways"} or settings.store is not None:
         raise InputError(
             f"{settings.workers} workers need Redis: without it, each grants callers their whole limit. Set `redis`, "
             "or use one worker."
+        )
+    if settings.quotas.model_fields_set:
+        raise InputError(
+            "The setting `quotas.gateways` is the number of gateways that share Redis, and Redis is not set. Set "
+            "`redis`, or remove `quotas.gateways`."
         )
 
 

@@ -97,6 +97,7 @@ def test_every_worker_is_scraped_for_itself(gateway) -> None:
         ({}, "2 workers need a store"),
         ({"responses": {"entries": 0}, "quotas": {"each": {"rpm": 5}}}, "2 workers need Redis"),
         ({"store": "sqlite:////nowhere/store.db", "open": True}, "2 workers need Redis"),
+        ({"responses": {"entries": 0}, "quotas": {"gateways": 3}}, "gateways that share Redis, and Redis is not set"),
     ],
 )
 def test_workers_that_could_not_share_are_refused(settings, said, monkeypatch) -> None:
