@@ -27,8 +27,7 @@ def own_conversations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="session")
 def tokenizer_dir(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("tokenizer")
-    return write_tokenizer(directory)
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture(scope="session")

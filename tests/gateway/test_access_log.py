@@ -78,11 +78,8 @@ _text = st.text(max_size=20) | st.sampled_from(['\n{"status":200}', "\r\n", "\x1
 @given(request_id=_text, route=_text, tenant=_text, model=_text, finish=_text)
 def test_nothing_that_a_client_chooses_makes_a_second_line(request_id, route, tenant, model, finish):
     outcome = Outcome(200, finish, Usage(1, 2))
-    one = FinishedRequest(AT, 1.0, 1.5, request_id, route, Caller(tenant), model, outcome, {})
-    line = format_line(one)
-    assert line.isascii()
-    assert line[:-1].isprintable()
-    assert line[-1] == "\n"
+    line = format_line(FinishedRequest(AT, 1.0, 1.5, request_id, route, Caller(tenant), model, outcome, {}))
+    assert (line.isascii(), line[:-1].isprintable(), line[-1]) == (True, True, "\n")
     told = json.loads(line)
     assert told["time"] == "2026-03-01T12:30:00.250+00:00"
     assert (told["request_id"], told["duration_ms"]) == (request_id, 500)
@@ -95,16 +92,14 @@ def one(request_id: str) -> FinishedRequest:
 
 def test_several_processes_write_whole_lines_and_a_file_that_was_moved_is_made_again(tmp_path):
     path = tmp_path / "access.log"
-    first, second = AccessLogFile(str(path)), AccessLogFile(str(path))
-    first.write([one(f"a{at}") for at in range(100)])
-    second.write([one(f"b{at}") for at in range(100)])
+    files = {"a": AccessLogFile(str(path)), "b": AccessLogFile(str(path))}
+    for name, file in files.items():
+        file.write([one(f"{name}{at}") for at in range(100)])
     path.rename(tmp_path / "old")
-    first.write([one("a100")])
-    second.write([one("b100")])
-    first.close()
-    second.close()
-    assert [line["request_id"] for line in read(path)] == ["a100", "b100"]
-    assert len(read(tmp_path / "old")) == 200
+    for name, file in files.items():
+        file.write([one(f"{name}100")])
+        file.close()
+    assert ([line["request_id"] for line in read(path)], len(read(tmp_path / "old"))) == (["a100", "b100"], 200)
     assert path.stat().st_mode & 0o777 == 0o640
 
 

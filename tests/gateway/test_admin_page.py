@@ -15,7 +15,7 @@ from llmops.gateway.settings import GatewaySettings
 from llmops.store.factory import open_store
 from llmops.store.usage_writes import UsageRecord
 from tests.store.control_client import bearer, make_key
-from tests.support.browser import accessibility_faults, browser_page, for_the_docs, take_picture
+from tests.support.browser import axe_faults, browser_page, for_the_docs, take_picture
 from tests.support.gateway_stack import app_client, serving
 from tests.support.pages import Page, PageServer
 from tests.support.scripted_triton import ScriptedTriton, Step
@@ -25,25 +25,16 @@ from tests.support.waiting import GENEROUS
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 HOSTILE = "<img src=x onerror=window.hacked=1>"
-ALERTS = {
-    "status": "success",
-    "data": {
-        "alerts": [
-            {
-                "labels": {"alertname": "Pending", "priority": "P3", "model": "tiny"},
-                "annotations": {"summary": HOSTILE, "runbook_url": "javascript:window.hacked=1"},
-                "state": "pending",
-                "activeAt": "2026-11-25T10:00:00Z",
-            },
-            {
-                "labels": {"alertname": "LlmTtftSpike", "priority": "P1"},
-                "annotations": {"summary": "Slow.", "runbook_url": "https://runbooks.example/#llmttftspike"},
-                "state": "firing",
-                "activeAt": "2026-11-25T11:00:00Z",
-            },
-        ]
-    },
+PENDING = {
+    "labels": {"alertname": "Pending", "priority": "P3", "model": "tiny"},
+    "annotations": {"summary": HOSTILE, "runbook_url": "javascript:window.hacked=1"},
 }
+FIRING = {
+    "labels": {"alertname": "LlmTtftSpike", "priority": "P1"},
+    "annotations": {"summary": "Slow.", "runbook_url": "https://runbooks.example/#llmttftspike"},
+}
+STATES = {"pending": ("2026-11-25T10:00:00Z", PENDING), "firing": ("2026-11-25T11:00:00Z", FIRING)}
+ALERTS = {"alerts": [{**alert, "state": state, "activeAt": since} for state, (since, alert) in STATES.items()]}
 
 
 class Deployment:
@@ -71,12 +62,11 @@ class Deployment:
 async def deployment(card, tmp_path):
     store = f"sqlite:///{tmp_path}/store.db"
     admin, _, user = await make_key(store, name="Administrator")
-    page = Page(json.dumps(ALERTS), headers={"content-type": "application/json"})
+    page = Page(json.dumps({"status": "success", "data": ALERTS}), headers={"content-type": "application/json"})
     async with ScriptedTriton(card, lambda tensors: [Step(final=True)]) as triton:
         with PageServer(lambda _: page) as prometheus:
             own = {"usage": {"outbox": tmp_path / "usage"}, "web": {"prometheus": prometheus.url}}
-            replicas, lookups = [f"127.0.0.1:{triton.port}"], {"fresh": "0.1s"}
-            settings = GatewaySettings(replicas=replicas, store=store, lookups=lookups, **own)
+            settings = GatewaySettings(replicas=[triton.address], store=store, lookups={"fresh": "0.1s"}, **own)
             async with serving(settings, plugins=[control_plugin(settings, tuple)]) as (client, _):
                 yield Deployment(client, store, admin, user)
 
@@ -95,24 +85,22 @@ async def test_keys_are_made_rotated_and_revoked_behind_a_login(deployment, brow
     weak, _, _ = await make_key(deployment.store, scopes=("inference",))
     async with browser_page(browser) as page:
         await page.goto(f"{deployment.url}/admin")
-        await page.get_by_label("API key").fill("sk-llmops-nothing")
-        await page.keyboard.press("Enter")
-        await page.get_by_role("alert").wait_for()
-        await page.get_by_label("API key").fill(weak)
-        await page.keyboard.press("Enter")
-        await page.get_by_text("This key lacks the scope admin.").wait_for()
-        await page.get_by_label("API key").fill(deployment.admin)
-        await page.keyboard.press("Enter")
-        await page.get_by_role("rowheader", name="Administrator").wait_for()
+        for key, shown in [
+            ("sk-llmops-nothing", page.get_by_role("alert")),
+            (weak, page.get_by_text("This key lacks the scope admin.")),
+            (deployment.admin, page.get_by_role("rowheader", name="Administrator")),
+        ]:
+            await page.get_by_label("API key").fill(key)
+            await page.keyboard.press("Enter")
+            await shown.wait_for()
         (cookie,) = await page.context.cookies()
         assert (cookie["httpOnly"], cookie["sameSite"], cookie["expires"]) == (True, "Strict", -1)
         assert await page.evaluate("Object.values(localStorage).join() + document.cookie") == ""
 
         await page.get_by_role("button", name="New key").click()
-        await page.get_by_label("Tenant").fill("acme")
-        await page.get_by_label("User, e-mail").fill("ann@acme.example")
-        await page.get_by_label("Name", exact=True).fill("Ann")
-        await page.get_by_label("Budget, $").fill("5")
+        fields = {"Tenant": "acme", "User, e-mail": "ann@acme.example", "Name": "Ann", "Budget, $": "5"}
+        for label, text in fields.items():
+            await page.get_by_label(label, exact=label == "Name").fill(text)
         await page.get_by_role("button", name="Create").click()
         secret = await page.locator(".notice code").inner_text()
         row = page.get_by_role("row", name="Ann")
@@ -155,16 +143,14 @@ async def test_a_picture_of_usage_for_the_docs(deployment, browser):
 
 
 async def test_usage_replicas_and_alerts_are_shown_and_run_nothing(deployment, browser):
-    used = [("tiny", 0, 150, 1_500_000), ("tiny", 1, 150, 2_000_000), (HOSTILE, 1, 150, 500_000)]
-    await deployment.use(*used)
+    await deployment.use(*[("tiny", 0, 150, 1_500_000), ("tiny", 1, 150, 2_000_000), (HOSTILE, 1, 150, 500_000)])
     async with administration(deployment, browser) as page:
         await page.get_by_role("link", name="Usage").click()
         cells = page.locator("tbody tr").filter(has_text="tiny").locator("td")
         await cells.first.wait_for()
         assert await cells.all_inner_texts() == ["2", "200", "0", "100", "$3.5"]
-        assert "$4 in all, at most $2.5 a day" in await page.locator(".plots svg[role=img]").first.get_attribute(
-            "aria-label"
-        )
+        plot = page.locator(".plots svg[role=img]").first
+        assert "$4 in all, at most $2.5 a day" in await plot.get_attribute("aria-label")
         assert await page.locator(".plots figure").first.locator("rect > title").count() == 3
         await page.get_by_role("link", name="Replicas").click()
         replica = page.locator("tbody tr").filter(has_text="127.0.0.1:")
@@ -175,9 +161,8 @@ async def test_usage_replicas_and_alerts_are_shown_and_run_nothing(deployment, b
         await rows.first.wait_for()
         assert (await rows.first.inner_text()).split("\t")[:3] == ["LlmTtftSpike", "firing", "P1"]
         assert HOSTILE in await rows.nth(1).inner_text()
-        assert await page.locator("main a").evaluate_all("all => all.map((one) => one.href)") == [
-            "https://runbooks.example/#llmttftspike"
-        ]
+        links = await page.locator("main a").evaluate_all("all => all.map((one) => one.href)")
+        assert links == ["https://runbooks.example/#llmttftspike"]
         assert await page.evaluate("window.hacked ?? null") is None
         assert [text for text in page.said if "401" not in text and "username" not in text] == []
 
@@ -193,7 +178,7 @@ async def test_axe_finds_no_serious_fault(deployment, browser):
             for scheme, width in (("light", 1200), ("dark", 390)):
                 await page.emulate_media(color_scheme=scheme)
                 await page.set_viewport_size({"width": width, "height": 800})
-                assert await accessibility_faults(page) == [], name
+                assert await axe_faults(page) == [], name
                 assert await page.evaluate("document.documentElement.scrollWidth") <= width, name
 
 
@@ -215,8 +200,7 @@ async def test_control_alone_has_the_page_and_the_same_checks(tmp_path):
     async with control_alone(store) as client:
         moved = await client.get("/", headers={"accept": "text/html"})
         assert (moved.status_code, moved.headers["location"]) == (307, "/admin")
-        page = await client.get("/admin")
-        assert "script-src 'self' 'sha256-" in page.headers["content-security-policy"]
+        assert "script-src 'self' 'sha256-" in (await client.get("/admin")).headers["content-security-policy"]
         assert (await client.get("/assets/admin.js")).status_code == 200
         # before there is a key, a name that another site made point here reaches nothing
         for path in ("/api/usage", "/api/models", "/api/admin/keys", "/api/session"):

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 
-from tests.support.gateway_stack import END, Stack, in_front_of, running
+from tests.support.gateway_stack import BODIES, CHAT, Stack, in_front_of, running
 from tests.support.scripted_triton import ScriptedTriton, Step
 
 
@@ -19,52 +19,41 @@ async def two_models(card, tokenizer, **settings):
         yield pair
 
 
-async def answered_by(stack, path="/v1/chat/completions", **body) -> tuple[str | None, str]:
-    response = await stack.client.post(path, json={"model": "best", **body})
+async def answered_by(stack, path=CHAT, **fields) -> tuple[str | None, str]:
+    response = await stack.client.post(path, json={**BODIES[path], **fields, "model": "best"})
     assert response.status_code == 200, response.text
     return response.headers.get("x-llmops-model"), response.text
 
 
-async def test_every_api_answers_an_alias_and_says_who_did(card, tokenizer):
+async def test_every_api_answers_an_alias_and_says_who_did_as_metrics_do(card, tokenizer):
     async with running(card, tokenizer, aliases={"best": ["absent", "tiny"]}) as stack:
-        for path, body in [
-            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}),
-            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}], "stream": True}),
-            ("/v1/completions", {"prompt": "Hello"}),
-            ("/v1/responses", {"input": "Hello"}),
-            ("/v1/messages", {"max_tokens": 9, "messages": [{"role": "user", "content": "Hello"}]}),
-        ]:
-            stack.say("Hello")
-            served_by, text = await answered_by(stack, path, **body)
-            assert served_by == "tiny"
-            assert "Hello" in text
+        stack.say("Hello")
+        for path, fields in [*((path, {}) for path in BODIES), (CHAT, {"stream": True})]:
+            served_by, text = await answered_by(stack, path, **fields)
+            assert (served_by, "Hello" in text) == ("tiny", True)
+        page = (await stack.client.get("/metrics")).text
+        assert ('llm_ttft_seconds_count{model="tiny"} 5.0' in page, 'model="best"' in page) == (True, False)
 
 
 async def test_a_full_model_is_passed_over(card, tokenizer):
     settings = {"aliases": {"best": ["tiny", "other"]}, "limits": {"queued": 1}, "responses": {"entries": 0}}
-    messages = [{"role": "user", "content": "Hello"}]
     async with two_models(card, tokenizer, **settings) as (first, second):
-        served_by, text = await answered_by(first, messages=messages)
-        assert served_by == "tiny"
-        assert "I am tiny." in text
+        served_by, text = await answered_by(first)
+        assert (served_by, "I am tiny." in text) == ("tiny", True)
         # answers that do not end fill the batch and the queue of the first model
         first.steps(*[Step((first.tokenizer.encode("x")[0],), wait=0.2) for _ in range(300)])
-        body = {"model": "tiny", "stream": True, "messages": messages}
-        async with contextlib.AsyncExitStack() as open_answers:
-            for _ in range(2):
-                await open_answers.enter_async_context(first.client.stream("POST", "/v1/chat/completions", json=body))
+        body = {**first.chat_body, "stream": True}
+        async with first.client.stream("POST", CHAT, json=body), first.client.stream("POST", CHAT, json=body):
             await asyncio.sleep(0.1)
             assert (await first.chat()).status_code == 503
-            served_by, text = await answered_by(second, messages=messages)
-            assert served_by == "other"
-            assert "I am other." in text
+            served_by, text = await answered_by(second)
+            assert (served_by, "I am other." in text) == ("other", True)
 
 
 async def test_an_alias_without_a_model_fails_as_its_last_choice(card, tokenizer):
     async with running(card, tokenizer, aliases={"best": ["absent", "missing"]}) as stack:
         answer = await stack.chat(model="best")
-        assert answer.status_code == 404
-        assert "missing" in answer.json()["error"]["message"]
+        assert (answer.status_code, "missing" in answer.json()["error"]["message"]) == (404, True)
         assert (await stack.chat(model="tiny")).headers.get("x-llmops-model") is None
 
 
@@ -74,12 +63,3 @@ async def test_the_list_of_models_has_aliases_for_those_who_may_use_them(card, t
         assert models["best"]["alias_of"] == ["absent", "tiny"]
         assert (models["best"]["max_model_len"], models["best"]["ready"]) == (256, True)
         assert (await stack.client.get("/v1/models/best")).json() == models["best"]
-
-
-async def test_usage_names_the_model_that_answered(card, tokenizer):
-    async with running(card, tokenizer, aliases={"best": ["tiny"]}) as stack:
-        stack.steps(Step((stack.tokenizer.encode("x")[0],)), Step((END,)), Step(final=True))
-        await stack.chat(model="best")
-        page = (await stack.client.get("/metrics")).text
-        assert 'llm_ttft_seconds_count{model="tiny"} 1.0' in page
-        assert 'model="best"' not in page

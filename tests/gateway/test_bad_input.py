@@ -5,7 +5,7 @@ import json
 import pytest
 
 from llmops.contract import GUIDE_KINDS
-from tests.support.gateway_stack import CHAT, running
+from tests.support.gateway_stack import BODIES, CHAT, COMPLETIONS, running
 from tests.support.scripted_triton import Step
 
 TOLD = {"role": "tool", "content": "18 degrees"}
@@ -64,8 +64,7 @@ async def test_numbers_that_json_does_not_have(stack):
 
 
 async def test_every_error_says_whether_to_try_again(stack):
-    refused = await stack.chat(temperature=3)
-    assert refused.headers["x-should-retry"] == "false"
+    assert (await stack.chat(temperature=3)).headers["x-should-retry"] == "false"
     missing = await stack.client.get("/nope")
     assert missing.headers["x-should-retry"] == "false"
     assert int(missing.headers["openai-processing-ms"]) >= 0
@@ -74,42 +73,30 @@ async def test_every_error_says_whether_to_try_again(stack):
     assert (broken.status_code, broken.headers["x-should-retry"]) == (500, "true")
 
 
-async def test_a_wrong_base_url_gets_the_path_that_was_meant(stack):
-    for path, meant in [
-        ("/v1/v1/chat/completions", "/v1/chat/completions"),
-        ("/chat/completions", "/v1/chat/completions"),
-        ("/v1/chat/completions/", "/v1/chat/completions"),
-        ("/embeddings/", "/v1/embeddings"),
-        ("/v1/v1/messages", "/v1/messages"),
-        ("/v1/nothing", None),
-    ]:
-        answer = await stack.client.post(path, json={})
-        message = answer.json()["error"]["message"] if "error" in answer.json() else answer.text
-        assert answer.status_code == 404
-        sdk = "Anthropic's clients has no /v1" if meant == "/v1/messages" else "OpenAI's clients ends in /v1"
-        said = f"There is no POST {path}." + (f" Did you mean {meant}? The base URL of {sdk}" if meant else "")
-        assert message.startswith(said)
-
-
-async def test_a_misspelt_path_gets_the_nearest_or_the_list(stack):
+async def test_a_wrong_base_url_or_a_misspelt_path_gets_the_path_that_was_meant(stack):
+    openai = "The base URL of OpenAI's clients ends in /v1, without a slash."
+    anthropic = "The base URL of Anthropic's clients has no /v1 and no slash at its end."
     for path, hint in [
+        ("/v1/v1/chat/completions", f"Did you mean /v1/chat/completions? {openai}"),
+        ("/chat/completions", f"Did you mean /v1/chat/completions? {openai}"),
+        ("/v1/chat/completions/", f"Did you mean /v1/chat/completions? {openai}"),
+        ("/embeddings/", f"Did you mean /v1/embeddings? {openai}"),
+        ("/v1/v1/messages", f"Did you mean /v1/messages? {anthropic}"),
         ("/v1/chat/completion", "Did you mean /v1/chat/completions?"),
         ("/v1/nothing", "GET /docs shows the endpoints."),
         ("/v1/moderations", "This gateway has no safety filters. Its operator can add some (docs/safety.md)."),
         ("/api/usage", "It belongs to `llmops control`: start that, or `llmops up`, with a store (--store URL)."),
     ]:
         answer = await stack.client.post(path, json={})
-        assert answer.status_code == 404
-        assert answer.json()["error"]["message"] == f"There is no POST {path}. {hint}"
+        assert (answer.status_code, answer.json()["error"]["message"]) == (404, f"There is no POST {path}. {hint}")
 
 
 async def test_ignored_fields_are_named_and_counted_everywhere(stack):
     stack.say("Hello")
     extra = {"priority": 3, "what": 1, "stream": True, "stream_options": {"include_obfuscation": False}}
-    chat = await stack.chat(**extra)
-    assert chat.headers["x-llmops-ignored"] == "priority, stream_options.include_obfuscation, what"
-    text = await stack.client.post("/v1/completions", json={"model": "tiny", "prompt": "x", **extra})
-    assert text.headers["x-llmops-ignored"] == "priority, stream_options.include_obfuscation, what"
+    for path in (CHAT, COMPLETIONS):
+        answer = await stack.client.post(path, json={**BODIES[path], **extra})
+        assert answer.headers["x-llmops-ignored"] == "priority, stream_options.include_obfuscation, what"
     fields = {"what": 1, "reasoning": {"summary": "auto"}, "text": {"verbosity": "low"}, "service_tier": "flex"}
     response = await stack.client.post("/v1/responses", json={"model": "tiny", "input": "x", **fields})
     assert response.headers["x-llmops-ignored"] == "service_tier, reasoning.summary, text.verbosity, what"
@@ -125,23 +112,17 @@ async def test_null_is_tolerated(stack):
     assert (await stack.chat(**fields)).status_code == 200
 
 
-MALFORMED = [b"", b"{", b"[]", b"null", b'"x"', b'{"messages": NaN}', b"\xff\xfe", b"[" * 5000]
-
-
 async def test_malformed_bodies(stack):
-    for body in MALFORMED:
+    for body in [b"", b"{", b"[]", b"null", b'"x"', b'{"messages": NaN}', b"\xff\xfe", b"[" * 5000]:
         response = await stack.client.post(CHAT, content=body)
         assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
-async def test_unknown_model(stack):
+async def test_unknown_models_routes_and_methods(stack):
     response = await stack.chat(model="gpt-9")
-    assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
-    assert response.json()["error"]["param"] == "model"
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (404, "model_not_found", "model")
     assert (await stack.client.get("/v1/models/gpt-9")).status_code == 404
-
-
-async def test_unknown_routes_and_methods(stack):
     missing = await stack.client.get("/v1/nothing")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
     wrong = await stack.client.get(CHAT)
@@ -162,8 +143,7 @@ async def test_body_over_the_limit(card, tokenizer):
             for _ in range(20):
                 yield b"x" * 100
 
-        chunked = await stack.client.post(CHAT, content=chunks())
-        assert chunked.status_code == 413
+        assert (await stack.client.post(CHAT, content=chunks())).status_code == 413
 
 
 async def test_a_refusal_of_the_engine_names_the_clients_field(stack):
@@ -180,12 +160,12 @@ async def test_request_ids(stack):
     assert replaced.headers["x-request-id"].startswith("req_")
 
 
-@pytest.mark.parametrize("bias", [{"-1": 1}, {"1000000": 1}, {"x": 1}, {"1": "1"}, {"1": 101}, {"1": True}])
-async def test_a_bias_that_cannot_be(card, tokenizer, bias):
-    able = {**card, "capabilities": {**card["capabilities"], "logit_bias": True}}
-    async with running(able, tokenizer) as stack:
-        response = await stack.chat(logit_bias=bias)
-        assert (response.status_code, response.json()["error"]["param"]) == (400, "logit_bias")
+async def test_a_bias_that_cannot_be(card, tokenizer):
+    card["capabilities"]["logit_bias"] = True
+    async with running(card, tokenizer) as stack:
+        for bias in ({"-1": 1}, {"1000000": 1}, {"x": 1}, {"1": "1"}, {"1": 101}, {"1": True}):
+            response = await stack.chat(logit_bias=bias)
+            assert (response.status_code, response.json()["error"]["param"]) == (400, "logit_bias")
 
 
 async def test_a_field_of_another_target_names_that_target(stack):
@@ -199,9 +179,8 @@ async def test_nvidias_backend_gets_no_grammar_for_an_answer_that_goes_on_after_
     """Its executor asks xgrammar for a mask then, which throws, and a step's error ends all requests (1.2.1
     cpp/tensorrt_llm/batch_manager/guidedDecoder.cpp, build; executor/executorImpl.cpp, terminateActiveRequests).
     """
-    able = {**card, "target": "tensorrt", "transports": ["request"]}
-    able["capabilities"] = {**card["capabilities"], "guided": list(GUIDE_KINDS)}
-    async with running(able, tokenizer) as stack:
+    card["capabilities"]["guided"] = list(GUIDE_KINDS)
+    async with running({**card, "target": "tensorrt", "transports": ["request"]}, tokenizer) as stack:
         for guide in ({"response_format": {"type": "json_object"}}, {}):
             response = await stack.chat(**{field: value}, **guide)
             assert response.status_code == (400 if guide else 200)

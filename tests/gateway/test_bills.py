@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import event, select
+from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
 from llmops.errors import ResourceError
@@ -23,12 +23,11 @@ from llmops.store.accounts.users import ensure_user
 from llmops.store.audit import AuditContext
 from llmops.store.factory import open_store
 from llmops.store.prices import Price, set_price
-from llmops.store.tables import usage_records
 from llmops.store.usage_writes import UsageRecord
 from tests.support.accounts import add_key
 from tests.support.gateway_stack import BODIES, CHAT, RESPONSES, running
 from tests.support.scripted_triton import Step
-from tests.support.usage_rows import insert_usage
+from tests.support.usage_rows import billed_rows, insert_usage
 from tests.support.waiting import eventually
 
 # micro-dollars a token: $1,000 per million, and $2,000 per million
@@ -54,9 +53,7 @@ class Account:
             await set_price(connection, Price("tiny", since or self.by.at, into, into, out), self.by)
 
     async def rows(self, key: str) -> list:
-        async with self.store.read() as connection:
-            wanted = select(usage_records).where(usage_records.c.key_id == key)
-            return (await connection.execute(wanted)).mappings().all()
+        return [row for row in await billed_rows(self.store) if row["key_id"] == key]
 
     async def used(self, key: str, micros: int) -> None:
         now, self.seq = datetime.now(UTC), self.seq + 1
@@ -81,8 +78,7 @@ def gateway(card, tokenizer, account, tmp_path):
     async def started():
         """Anew, with limits that know nothing of the time before."""
         usage = {"outbox": tmp_path / "usage"}
-        given = {**card, "max_batch_size": 8}
-        async with running(given, tokenizer, store=account.url, port=0, usage=usage) as stack:
+        async with running({**card, "max_batch_size": 8}, tokenizer, store=account.url, port=0, usage=usage) as stack:
             stack.steps(*[Step((9,))] * 6, Step(final=True))
             yield stack
 
@@ -94,8 +90,7 @@ async def test_a_budget_pays_for_so_many_tokens_and_a_restart_does_not_refill_it
     _, free = await account.key(None)
     async with gateway() as stack:
         prompt = (await stack.client.post(CHAT, json=BODY, headers=free)).json()["usage"]["prompt_tokens"]
-        once = prompt * INPUT + 6 * OUTPUT
-        _, headers = await account.key(2 * once + 999)
+        _, headers = await account.key(2 * (prompt * INPUT + 6 * OUTPUT) + 999)
         assert (await stack.client.post(CHAT, json=BODY, headers=headers)).status_code == 200
         await stack.idle()
         cut = await stack.client.post(CHAT, json=BODY, headers=headers)
@@ -199,11 +194,9 @@ async def test_what_a_shutdown_ends_before_its_client_got_any_of_it_costs_nothin
         stack.steps(Step((9,)), Step(hang=True))
         asked.append(asyncio.create_task(stack.client.post(CHAT, json=BODY, headers=headers)))
         await eventually(lambda: stack.triton.active == 3)
-    assert [one.status_code for one in await asyncio.gather(*asked)] == [500, 500]
-    assert await account.rows(key) == []
+    assert ([one.status_code for one in await asyncio.gather(*asked)], await account.rows(key)) == ([500, 500], [])
     async with gateway() as stack:
-        ended = (await stack.client.get(f"{RESPONSES}/{begun['id']}", headers=headers)).json()
-        assert ended["status"] == "failed"
+        assert (await stack.client.get(f"{RESPONSES}/{begun['id']}", headers=headers)).json()["status"] == "failed"
 
 
 async def test_a_client_that_leaves_before_the_first_token_pays_for_the_prompt(account, gateway):
@@ -223,8 +216,7 @@ async def test_a_budget_does_not_pay_for_a_model_without_a_price(account, gatewa
     async with gateway() as stack:
         answer = await stack.client.post(CHAT, json=BODY, headers=headers)
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "model_not_priced")
-        assert answer.headers["x-should-retry"] == "false"
-        assert stack.triton.requests == []
+        assert (answer.headers["x-should-retry"], stack.triton.requests) == ("false", [])
 
 
 async def test_litellm_31866_a_request_writes_no_counter_of_the_database(account, gateway):
@@ -241,10 +233,8 @@ async def test_litellm_31866_a_request_writes_no_counter_of_the_database(account
         event.listen(Engine, "before_cursor_execute", count)
         try:
             for _ in range(10):
-                answers = await asyncio.gather(
-                    *(stack.client.post(CHAT, json=BODY, headers=headers) for _ in range(10))
-                )
-                assert {answer.status_code for answer in answers} == {200}
+                asked = (stack.client.post(CHAT, json=BODY, headers=headers) for _ in range(10))
+                assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
         finally:
             event.remove(Engine, "before_cursor_execute", count)
     assert len(await account.rows(key)) == 101
@@ -263,7 +253,6 @@ async def refused(stack, headers, why: str) -> None:
 def test_an_answer_that_is_taken_over_costs_what_it_did_when_it_began():
     """Before the fix, a price that rose before a takeover billed the whole answer at the new price."""
     began = datetime.now(UTC) - timedelta(hours=1)
-    record = AnswerRecord(
-        caller=Caller(), model="tiny", body={}, created=0, prompt_tokens=1, max_tokens=1, arrived=began
-    )
+    known = {"model": "tiny", "body": {}, "created": 0, "prompt_tokens": 1, "max_tokens": 1}
+    record = AnswerRecord(caller=Caller(), **known, arrived=began)
     assert AnswerRecord.decode(record.model_dump_json().encode()).context().arrived == began

@@ -16,13 +16,8 @@ from llmops.control.admin.schemas import KeyCreate, KeyUpdate
 from llmops.control.openai_usage import OrganizationUsageQuery
 from llmops.control.usage_api import CallerUsageQuery
 from llmops.gateway.errors import InvalidRequestError
-from llmops.gateway.http.request_body import (
-    PARSED_BYTES,
-    check_json_size,
-    may_have_non_finite_number,
-    parse_body,
-    reject_non_finite_numbers,
-)
+from llmops.gateway.http import request_body
+from llmops.gateway.http.request_body import PARSED_BYTES, check_json_size, parse_body
 from llmops.gateway.schemas.chat_request import ChatRequest
 from llmops.gateway.schemas.request_fields import RequestModel
 from llmops.gateway.settings import RequestLimits
@@ -45,7 +40,7 @@ LITERALS = st.builds(
 
 async def read(body: bytes) -> None:
     await parse_body(Anything, body)
-    reject_non_finite_numbers(body)
+    request_body.reject_non_finite_numbers(body)
 
 
 @given(LITERALS, st.text(max_size=12), st.integers(0, 320) | st.just(2**17))
@@ -60,7 +55,7 @@ async def test_a_number_that_no_double_holds_is_refused(literal: str, before: st
     body = f"{head}{spaces}{literal}, null, true]}}".encode()
     # an integer is one, however long
     if math.isinf(float(literal)) and not literal.lstrip("-").isdigit():
-        assert may_have_non_finite_number(body)
+        assert request_body.may_have_non_finite_number(body)
         with pytest.raises(InvalidRequestError, match="number"):
             await read(body)
     else:

@@ -22,19 +22,12 @@ async def complete(stack, **fields):
     return await stack.client.post(PATH, json={"model": "tiny", "prompt": "Hello", "max_tokens": 20, **fields})
 
 
-async def texts(stack, **fields):
-    answer = await complete(stack, **fields)
-    assert answer.status_code == 200, answer.text
-    return [choice["text"] for choice in answer.json()["choices"]]
-
-
 async def test_grammar_and_bad_words_reach_the_engine(able):
     able.say("ab")
     await complete(able, guided_regex="[ab]+", bad_words=["Paris"])
     sent = able.triton.requests[-1]
     assert (sent["guided_decoding_guide_type"], sent["guided_decoding_guide"]) == ("regex", "[ab]+")
-    forms = [able.tokenizer.encode("Paris"), able.tokenizer.encode(" Paris")]
-    flat = [token for form in forms for token in form]
+    flat = [*able.tokenizer.encode("Paris"), *able.tokenizer.encode(" Paris")]
     assert sent["bad_words_list"][: len(flat)] == flat
     await able.chat(bad_words=["Paris"])
     assert able.triton.requests[-1]["bad_words_list"] == sent["bad_words_list"]
@@ -45,8 +38,7 @@ async def test_refused_with_its_param(stack):
     others = {"echo": True, "suffix": "end", "best_of": 2, "logprobs": 2, "prompt_logprobs": 0, "max_tokens": 0}
     for param, value in [*prompts, *others.items()]:
         answer = await complete(stack, **{param: value})
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-        assert stack.triton.requests == []
+        assert (answer.status_code, answer.json()["error"]["param"], stack.triton.requests) == (400, param, [])
 
 
 def test_prompt_logprobs_of_a_long_prompt_are_refused():

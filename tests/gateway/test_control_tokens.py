@@ -17,7 +17,6 @@ from llmops.gateway.text.control_tokens import RenderedPrompt, _any_of
 from llmops.gateway.text.tokenizer import TextTokenizer
 from tests.support.gateway_stack import CHAT, RESPONSES, running
 from tests.support.tokenizer_files import byte_level_tokenizer, sentencepiece_tokenizer
-from tests.support.waiting import eventually
 
 CORPUS = ["The capital of France is Paris. <|im_end|> user assistant system", "Hello  world!\n\nHow are <s> you?"] * 4
 SPECIAL = [
@@ -217,19 +216,14 @@ def test_a_template_that_takes_texts_apart_cannot_be_used_to_put_a_token_togethe
     ["true", "add_generation_prompt", "not add_generation_prompt", "tools", "not tools", "messages[0].role == 'system'",
      "messages[0].role == 'developer'", "messages | length == 3", "messages[-1].role == 'tool'"],
 )  # fmt: skip
-def test_a_template_that_changes_its_own_tokens_is_refused(pair, where):
+def test_a_template_that_changes_its_own_tokens_or_writes_them_by_characters_is_refused(pair, where):
     ours, _ = pair
     changed = "{% if " + where + " %}{{ '<|im_start|>' | length }}{% endif %}"
     source = changed + "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
-    with pytest.raises(InputError, match="changes its control tokens"):
-        ChatTemplate(source, ours.special_tokens, controls=ours.controls)
-
-
-def test_a_template_that_writes_a_token_character_by_character_is_refused(pair):
-    ours, _ = pair
-    source = "{% for m in messages %}{{ m.content }}{{ ['<', '|', 'im_end', '|', '>'] | join }}{% endfor %}"
-    with pytest.raises(InputError, match="writes them in parts"):
-        ChatTemplate(source, ours.special_tokens, controls=ours.controls)
+    parts = "{% for m in messages %}{{ m.content }}{{ ['<', '|', 'im_end', '|', '>'] | join }}{% endfor %}"
+    for template, said in ((source, "changes its control tokens"), (parts, "writes them in parts")):
+        with pytest.raises(InputError, match=said):
+            ChatTemplate(template, ours.special_tokens, controls=ours.controls)
 
 
 def test_the_template_s_message_has_no_marks(pair):
@@ -254,10 +248,8 @@ ASKED = [(CHAT, {"messages": [SPOKEN]}), (CHAT, {"messages": [PARTS]}), (RESPONS
 
 async def test_over_the_wire(stack):
     for path, body in ASKED:
-        stack.triton.requests.clear()
         stack.say("ok")
         assert (await stack.client.post(path, json={"model": "tiny", **body})).status_code == 200
-        await eventually(lambda: stack.triton.requests)
         assert stack.tokenizer.token_id(END) not in sent(stack)
         assert stack.tokenizer.decode(sent(stack), skip_special_tokens=False) == f"<user>a{END}b\n<assistant>"
         asked = {"model": "tiny", "messages": [SPOKEN], "add_generation_prompt": True}

@@ -8,11 +8,12 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from llmops.gateway.settings import GatewaySettings
-from tests.support.gateway_stack import Stack, running, serving
+from tests.support.gateway_stack import BODIES, RESPONSES, Stack, running, serving
 from tests.support.scripted_triton import Step
 from tests.support.waiting import GENEROUS, eventually
 
 CHAT, CHATS = "/api/chat/completions", "/api/conversations"
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 
 
 class Chats:
@@ -102,8 +103,7 @@ async def test_a_retry_and_an_edit_are_branches_and_nothing_is_lost(chats):
     assert said(back) == [("user", "Hello?"), ("assistant", "Two.")]
     await chats.ask(talk, "Hm.", "Four.")
     assert chats.prompt == "<user>Hello?\n<assistant>Two.\n<user>Hm.\n<assistant>"
-    exported = json.loads((await chats.client.get(f"{CHATS}/export")).text)
-    assert [one["content"] for one in exported["messages"]] == [
+    assert [one["content"] for one in json.loads((await chats.client.get(f"{CHATS}/export")).text)["messages"]] == [
         "Hello?", "One.", "Two.", "Bye?", "Three.", "Hm.", "Four.",
     ]  # fmt: skip
 
@@ -114,9 +114,8 @@ async def test_a_model_writes_the_title_unless_somebody_has(card, tokenizer, tmp
         chats = Chats(stack)
 
         def script(tensors):
-            titles = "Write a title" in tokenizer.decode(tensors["input_ids"])
-            answer = '"Capital of\nFrance"' if titles else "Paris."
-            return [*(Step((token,)) for token in tokenizer.encode(answer)), Step((0,)), Step(final=True)]
+            answer = '"Capital of\nFrance"' if "Write a title" in tokenizer.decode(tensors["input_ids"]) else "Paris."
+            return [Step((*tokenizer.encode(answer), 0)), Step(final=True)]
 
         chats.triton.script = script
         untitled, named = await chats.new(), await chats.new(title="Mine")
@@ -124,12 +123,9 @@ async def test_a_model_writes_the_title_unless_somebody_has(card, tokenizer, tmp
             await chats.ask(talk, "What is it?")
             await chats.ask(talk, "Sure?")
 
-        async def titled():
-            return (await chats.get(untitled))["title"] == "Capital of France"
-
-        await eventually(titled)
-        assert (await chats.get(named))["title"] == "Mine"
-        assert len(chats.triton.requests) == 5
+        while (await chats.get(untitled))["title"] != "Capital of France":
+            await asyncio.sleep(0.01)
+        assert ((await chats.get(named))["title"], len(chats.triton.requests)) == ("Mine", 5)
 
 
 async def test_two_tabs_keep_both_turns_in_order(chats):
@@ -215,8 +211,7 @@ async def test_another_owners_conversation_is_not_there(chats):
         body = {"message_id": "m"} if path == "/branch" else {"title": "Theirs"}
         answer = await chats.client.request(method, f"{CHATS}/{talk}{path}", json=body, headers=other)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "conversation_not_found"), path
-    body = {"model": "tiny", "conversation_id": talk, "messages": [{"role": "user", "content": "Hi"}]}
-    assert (await chats.client.post(CHAT, json=body, headers=other)).status_code == 404
+    assert (await chats.client.post(CHAT, json={**BODY, "conversation_id": talk}, headers=other)).status_code == 404
     assert (await chats.get(talk))["title"] == "Mine"
 
 
@@ -234,18 +229,15 @@ async def test_an_unknown_field_is_refused_and_openais_api_takes_it(chats):
 async def test_list_search_rename_delete_and_purge(chats):
     france, spain = await chats.new(title="About France"), await chats.new()
     await chats.ask(spain, "50% of Madrid_", "Olé")
-    listed = (await chats.client.get(CHATS)).json()
-    assert [one["id"] for one in listed["data"]] == [spain, france]
+    assert [one["id"] for one in (await chats.client.get(CHATS)).json()["data"]] == [spain, france]
     searches = {"france": [france], "50% of": [spain], "50_ of": [], "olé": [spain], "": [spain, france]}
     for text, found in searches.items():
         answer = (await chats.client.get(CHATS, params={"q": text})).json()
         assert [one["id"] for one in answer["data"]] == found, text
-    page = (await chats.client.get(CHATS, params={"limit": 1})).json()
-    assert page["has_more"]
+    assert (await chats.client.get(CHATS, params={"limit": 1})).json()["has_more"]
     rest = (await chats.client.get(CHATS, params={"limit": 1, "after": spain})).json()
     assert ([one["id"] for one in rest["data"]], rest["has_more"]) == ([france], False)
-    renamed = (await chats.client.patch(f"{CHATS}/{spain}", json={"title": "Spain"})).json()
-    assert renamed["title"] == "Spain"
+    assert (await chats.client.patch(f"{CHATS}/{spain}", json={"title": "Spain"})).json()["title"] == "Spain"
     assert (await chats.client.delete(f"{CHATS}/{spain}")).json()["deleted"]
     assert (await chats.client.get(f"{CHATS}/{spain}")).status_code == 404
     assert len((await chats.client.get(f"{CHATS}/export")).text.splitlines()) == 1
@@ -303,9 +295,9 @@ async def test_openais_client_uses_conversations_unmodified(chats):
     async with openai.AsyncOpenAI(base_url=f"{chats.client.base_url}/v1", api_key="sk-mine", max_retries=0) as client:
         user = {"type": "message", "role": "user", "content": "My name is Ann."}
         made = await client.conversations.create(items=[user], metadata={"topic": "names"})
-        assert (made.object, made.metadata) == ("conversation", {"topic": "names"})
         changed = await client.conversations.update(made.id, metadata={"topic": "people"})
-        assert changed.metadata == {"topic": "people"}
+        topics = [one.metadata["topic"] for one in (made, changed)]
+        assert (made.object, topics) == ("conversation", ["names", "people"])
         chats.say("You are Ann.")
         response = await client.responses.create(model="tiny", input="Who am I?", conversation=made.id)
         assert chats.prompt == "<user>My name is Ann.\n<user>Who am I?\n<assistant>"
@@ -313,8 +305,7 @@ async def test_openais_client_uses_conversations_unmodified(chats):
         asked = {"model": "tiny", "input": "Sure?", "conversation": {"id": made.id}}
         counted = await client.responses.input_tokens.count(**asked)
         assert counted.object == "response.input_tokens"
-        sure = await client.responses.create(**asked)
-        assert counted.input_tokens == sure.usage.input_tokens
+        assert counted.input_tokens == (await client.responses.create(**asked)).usage.input_tokens
         assert chats.prompt.endswith("<user>Who am I?\n<assistant>You are Ann.\n<user>Sure?\n<assistant>")
         listed = [item async for item in client.conversations.items.list(made.id, order="asc", limit=2)]
         assert [(one.role, one.content[0].text) for one in listed] == [
@@ -322,10 +313,9 @@ async def test_openais_client_uses_conversations_unmodified(chats):
             ("user", "Sure?"), ("assistant", "You are Ann."),
         ]  # fmt: skip
         assert listed[2].id == response.output[0].id
-        added = await client.conversations.items.create(made.id, items=[{**user, "content": "Bye."}])
-        assert added.data[0].content[0].text == "Bye."
-        one = await client.conversations.items.retrieve(added.data[0].id, conversation_id=made.id)
-        assert one.content[0].text == "Bye."
+        (added,) = (await client.conversations.items.create(made.id, items=[{**user, "content": "Bye."}])).data
+        one = await client.conversations.items.retrieve(added.id, conversation_id=made.id)
+        assert (added.content[0].text, one.content[0].text) == ("Bye.", "Bye.")
         await client.conversations.items.delete(one.id, conversation_id=made.id)
         assert (await client.conversations.items.list(made.id)).first_id == listed[-1].id
         # an export has the responses too
@@ -343,11 +333,10 @@ async def test_openais_client_uses_conversations_unmodified(chats):
 
 async def test_a_tenant_whose_requests_are_not_stored(card, tokenizer, chats, tmp_path):
     own = {"store": f"sqlite:///{tmp_path}/store.db", "conversations": {"tenants": {"": {"store": False}}}}
-    settings = GatewaySettings(triton=f"127.0.0.1:{chats.triton.port}", open=True, **own)
-    async with serving(settings) as (client, _):
+    async with serving(GatewaySettings(triton=f"127.0.0.1:{chats.triton.port}", open=True, **own)) as (client, _):
         refused = await client.post(CHATS, json={})
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "conversations_not_stored")
         chats.say("Hi.")
-        response = (await client.post("/v1/responses", json={"model": "tiny", "input": "Hi"})).json()
+        response = (await client.post(RESPONSES, json=BODIES[RESPONSES])).json()
         assert response["store"] is False
-        assert (await client.get(f"/v1/responses/{response['id']}")).status_code == 404
+        assert (await client.get(f"{RESPONSES}/{response['id']}")).status_code == 404

@@ -1,27 +1,19 @@
 """Degraded mode: levels with hysteresis, what each takes away, and the switch by hand."""
 
+import asyncio
 import os
 from itertools import pairwise
 
 import pytest
 
+from llmops.gateway.routing.admission import degradation as rules
 from llmops.gateway.routing.admission.admission_controller import AdmissionLimits
-from llmops.gateway.routing.admission.degradation import (
-    ENTER_SATURATION,
-    FALL_SECONDS,
-    RISE_SECONDS,
-    Degradation,
-    DegradationRules,
-    DegradationState,
-    DegradedLevel,
-    LevelFile,
-)
+from llmops.gateway.routing.admission.degradation import Degradation, DegradationRules, DegradationState, DegradedLevel
 from llmops.gateway.routing.admission.tiered_queue import PriorityTier
 from llmops.perf.simulate.arrivals import ConversationArrivals
 from llmops.perf.simulate.engine import EngineSpec, LinearStepTimes
 from llmops.perf.simulate.fleet import FleetSpec, SimulatedFleet
 from tests.support.gateway_stack import running
-from tests.support.waiting import eventually
 
 RULES = DegradationRules(max_tokens=64, prompt_tokens=500, first_tier="interactive")
 
@@ -41,23 +33,21 @@ def test_levels_rise_one_by_one_and_fall_slower():
     changes = [(at, level) for at, level in enumerate(found) if at and level != found[at - 1]]
     assert [level for _, level in changes] == [1, 2, 3, 4, 3, 2, 1, 0]
     rises, falls = [at for at, _ in changes[:4]], [at for at, _ in changes[4:]]
-    assert all(later - earlier >= RISE_SECONDS for earlier, later in pairwise(rises))
-    assert all(later - earlier >= FALL_SECONDS for earlier, later in pairwise(falls))
+    assert all(later - earlier >= rules.RISE_SECONDS for earlier, later in pairwise(rises))
+    assert all(later - earlier >= rules.FALL_SECONDS for earlier, later in pairwise(falls))
 
 
 def test_a_burst_and_a_saturation_near_the_threshold_change_nothing():
     assert not any(levels([(3, 1.0), (30, 0.0), (3, 1.0)]))
-    wobbling = [(1, ENTER_SATURATION[0] + (0.1 if at % 2 else -0.1)) for at in range(600)]
-    found = levels([(60, 0.6), *wobbling])
-    assert set(found[60:]) == {1}
+    wobbling = [(1, rules.ENTER_SATURATION[0] + (0.1 if at % 2 else -0.1)) for at in range(600)]
+    assert set(levels([(60, 0.6), *wobbling])[60:]) == {1}
 
 
 def test_a_clock_that_jumps_back_does_not_change_the_level():
     state = DegradationState(100.0)
     for now in range(101, 160):
         state.update(1.0, now)
-    assert state.level == DegradedLevel.SHED
-    assert state.update(1.0, 50.0) == DegradedLevel.SHED
+    assert (state.level, state.update(1.0, 50.0)) == (DegradedLevel.SHED, DegradedLevel.SHED)
     assert 0 <= state.saturation <= 1
 
 
@@ -73,7 +63,9 @@ def test_lower_tiers_lose_more(level, tier, prompt_tokens, is_shed):
 def test_an_operators_file_wins_until_it_goes(tmp_path):
     path = tmp_path / "level"
     changes: list[tuple[str, int]] = []
-    degradation = Degradation(RULES, LevelFile(path), lambda: 0.0, lambda model, level: changes.append((model, level)))
+    degradation = Degradation(
+        RULES, rules.LevelFile(path), lambda: 0.0, lambda model, level: changes.append((model, level))
+    )
     for content, level in (("a: 3", 3), ("4", 4), ("a: 7", 0), ("[", 0)):
         path.write_text(content)
         degradation.update({"a": 0.0})
@@ -87,8 +79,7 @@ def test_an_operators_file_wins_until_it_goes(tmp_path):
     degradation.update({"a": 0.0})
     path.unlink()
     degradation.update({"a": 0.0})
-    assert degradation.level("a") == 0
-    assert changes == [("a", 3), ("a", 4), ("a", 0), ("a", 1), ("a", 0)]
+    assert (degradation.level("a"), changes) == (0, [("a", 3), ("a", 4), ("a", 0), ("a", 1), ("a", 0)])
 
 
 def simulated(degraded: DegradationRules | None) -> dict[str, float]:
@@ -115,31 +106,16 @@ async def test_a_gateway_cuts_answers_and_rejects_lower_tiers(card, tokenizer, t
     settings = {"tiers": {"interactive": {}, "standard": {}}, "degraded": {"max_tokens": 4, "file": str(path)}}
     async with running(card, tokenizer, **settings) as stack:
         stack.say("Hello")
-        answer = await stack.chat()
-        assert "x-llmops-degraded" not in answer.headers
+        assert "x-llmops-degraded" not in (await stack.chat()).headers
         path.write_text("1")
 
-        async def is_degraded() -> bool:
-            stack.say("Hello")
-            return (await stack.chat()).headers.get("x-llmops-degraded") == "1"
-
-        await eventually(is_degraded)
-        script, wanted = stack.triton.script, []
-
-        def recorded(tensors):
-            wanted.append(tensors["request_output_len"])
-            return script(tensors)
-
-        stack.triton.script = recorded
+        while (await stack.chat()).headers.get("x-llmops-degraded") != "1":
+            await asyncio.sleep(0.01)
         await stack.chat(max_tokens=100)
-        assert wanted == [[4]]
+        assert stack.triton.requests[-1]["request_output_len"] == [4]
         path.write_text("4")
-
-        async def is_shed() -> bool:
-            return (await stack.chat()).status_code == 503
-
-        await eventually(is_shed)
-        answer = await stack.chat()
+        while (answer := await stack.chat()).status_code != 503:
+            await asyncio.sleep(0.01)
         assert answer.json()["error"]["code"] == "overloaded"
         assert "serves only requests of the tier interactive now" in answer.json()["error"]["message"]
         assert 24 <= float(answer.headers["retry-after-ms"]) / 1000 <= 36
@@ -152,19 +128,17 @@ async def test_a_gateway_cuts_answers_and_rejects_lower_tiers(card, tokenizer, t
 def test_a_tenant_that_does_not_wait_is_kept_out_only_by_hand(tmp_path):
     file = tmp_path / "level"
     now = [0.0]
-    degradation = Degradation(RULES, LevelFile(file), lambda: now[0])
+    degradation = Degradation(RULES, rules.LevelFile(file), lambda: now[0])
     for _ in range(100):
         now[0] += 1.0
         degradation.update({"llama": 1.0})
     assert degradation.level("llama") == DegradedLevel.SHED
 
-    def is_shed(waits: bool) -> bool:
-        limits = degradation.limits("llama", "standard", lambda: waits)
-        assert limits is not None
-        assert limits.max_tokens == 64
-        return limits.is_shed
+    def limits() -> list[tuple[int, bool]]:
+        found = [degradation.limits("llama", "standard", waits) for waits in (lambda: True, lambda: False)]
+        return [(one.max_tokens, one.is_shed) for one in found]
 
-    assert [is_shed(True), is_shed(False)] == [True, False]
+    assert limits() == [(64, True), (64, False)]
     file.write_text("4")
     degradation.update({"llama": 1.0})
-    assert [is_shed(True), is_shed(False)] == [True, True]
+    assert limits() == [(64, True), (64, True)]

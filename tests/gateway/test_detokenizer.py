@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import json
 import types
 
 import pytest
@@ -35,11 +34,9 @@ def byte_level() -> Tokenizer:
 def byte_fallback() -> Tokenizer:
     """Llama 2, Mistral, Gemma: SentencePiece with ▁ for spaces, raw bytes for what is not in the vocabulary."""
     characters = sorted(set("".join(TEXTS[:2])) - {"\n", "\t"})
-    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2}
-    for value in range(256):
-        vocab[f"<0x{value:02X}>"] = len(vocab)
-    for piece in ["▁", "▁▁", "▁the", "he", "qu", "▁The", "\ufffd", "世", *characters]:
-        vocab.setdefault(piece, len(vocab))
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{value:02X}>" for value in range(256))]
+    pieces += ["▁", "▁▁", "▁the", "he", "qu", "▁The", "\ufffd", "世", *characters]
+    vocab = {piece: at for at, piece in enumerate(dict.fromkeys(pieces))}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
@@ -66,8 +63,7 @@ KINDS = {"byte_level": byte_level, "byte_fallback": byte_fallback, "metaspace": 
 def streamed(tokenizer: Tokenizer, ids: list[int], cuts: list[int], skip: bool) -> list[str]:
     detokenizer = DetokenizerFactory(tokenizer).make(skip)
     bounds = [0, *sorted(cut % (len(ids) + 1) for cut in cuts), len(ids)]
-    parts = [detokenizer.feed(ids[a:b]) for a, b in itertools.pairwise(bounds) if b > a]
-    return [*parts, detokenizer.flush()]
+    return [*[detokenizer.feed(ids[a:b]) for a, b in itertools.pairwise(bounds) if b > a], detokenizer.flush()]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -79,8 +75,7 @@ def test_any_ids_cut_anywhere_stream_to_one_decode(kind, data):
     ids = data.draw(st.lists(st.integers(0, tokenizer.get_vocab_size() + 3), max_size=40))
     skip = data.draw(st.booleans())
     cuts = data.draw(st.lists(st.integers(0, 40), max_size=6))
-    parts = streamed(tokenizer, ids, cuts, skip)
-    assert "".join(parts) == tokenizer.decode(ids, skip_special_tokens=skip)
+    assert "".join(streamed(tokenizer, ids, cuts, skip)) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
 def test_text_comes_with_its_token_and_not_later():
@@ -92,11 +87,6 @@ def test_text_comes_with_its_token_and_not_later():
     assert detokenizer.flush() == ""
 
 
-@pytest.mark.parametrize(("kind", "expected"), [("byte_level", ByteLevelDetokenizer), ("metaspace", WindowDetokenizer)])
-def test_the_fast_way_is_taken_where_it_is_exact(kind, expected):
-    assert type(DetokenizerFactory(KINDS[kind]()).make(True)) is expected
-
-
 def test_the_decoder_is_read_without_the_vocabulary():
     tokenizer = byte_level()
     names = ("decoder", "get_added_tokens_decoder", "token_to_id")
@@ -106,31 +96,25 @@ def test_the_decoder_is_read_without_the_vocabulary():
 
 def byte_tokens(text: str) -> list[str]:
     """Single-byte tokens of `text` in GPT-2's alphabet, from the tokenizers library itself."""
-    alphabet = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return list(alphabet.pre_tokenize_str(text)[0][0])
+    return list(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)[0][0])
 
 
-def test_decoders_that_only_look_byte_level_are_not_taken_for_it():
-    tokenizer = Tokenizer.from_str(byte_level().to_str())
-    tokenizer.decoder = decoders.Sequence([decoders.Fuse(), decoders.ByteLevel()])
-    assert json.loads(tokenizer.to_str())["decoder"]["type"] == "Sequence"
-    assert type(DetokenizerFactory(tokenizer).make(True)) is WindowDetokenizer
+def test_the_fast_way_is_taken_where_it_is_exact():
+    looks_so = Tokenizer.from_str(byte_level().to_str())
+    looks_so.decoder = decoders.Sequence([decoders.Fuse(), decoders.ByteLevel()])
+    found = [type(DetokenizerFactory(one).make(True)) for one in (byte_level(), metaspace(), looks_so)]
+    assert found == [ByteLevelDetokenizer, WindowDetokenizer, WindowDetokenizer]
 
 
 def test_the_bytes_of_a_token():
     """The field `bytes` of `logprobs` has these bytes."""
-    factory, tokenizer = DetokenizerFactory(byte_level()), byte_level()
-    assert factory.token_bytes(tokenizer.token_to_id("Ġ")) == b" "
-    assert [factory.token_bytes(tokenizer.token_to_id(one)) for one in byte_tokens("€")] == [b"\xe2", b"\x82", b"\xac"]
-    assert factory.token_bytes(tokenizer.token_to_id("<|end|>")) == b"<|end|>"
-    assert factory.token_bytes(tokenizer.token_to_id(" spaced token ")) == b" spaced token "
-    assert factory.token_bytes(99999) == b""
-    factory, tokenizer = DetokenizerFactory(byte_fallback()), byte_fallback()
-    assert factory.token_bytes(tokenizer.token_to_id("<0x0A>")) == b"\n"
-    assert factory.token_bytes(tokenizer.token_to_id("<0xFF>")) == b"\xff"
-    assert factory.token_bytes(tokenizer.token_to_id("▁The")) == b" The"
-    assert factory.token_bytes(tokenizer.token_to_id("世")) == "世".encode()
-    assert factory.token_bytes(99999) == b""
+    euro = dict(zip(byte_tokens("€"), (b"\xe2", b"\x82", b"\xac"), strict=True))
+    whole = {text: text.encode() for text in ("<|end|>", " spaced token ")}
+    fallback = {"<0x0A>": b"\n", "<0xFF>": b"\xff", "▁The": b" The", "世": "世".encode()}
+    for tokenizer, tokens in ((byte_level(), {"Ġ": b" ", **euro, **whole}), (byte_fallback(), fallback)):
+        factory = DetokenizerFactory(tokenizer)
+        assert {text: factory.token_bytes(tokenizer.token_to_id(text)) for text in tokens} == tokens
+        assert factory.token_bytes(99999) == b""
 
 
 def test_the_work_for_a_token_does_not_grow_with_an_answer_of_replacement_characters():
@@ -158,9 +142,6 @@ def test_control_tokens_are_kept_where_they_are_asked_for():
     tokenizer = byte_level()
     factory, end = DetokenizerFactory(tokenizer), tokenizer.token_to_id("<|end|>")
     hi = tokenizer.encode("he").ids
-    assert factory.make(True).feed([*hi, end, *hi]) == "hehe"
-    assert factory.make(False).feed([*hi, end, *hi]) == "he<|end|>he"
-    assert [factory.make(False).feed([end]), factory.make(True).feed([end])] == ["<|end|>", ""]
-    assert factory.is_special("<|end|>")
-    assert not factory.is_special("<tool_call>")
-    assert not factory.is_special("no token")
+    fed = [(factory.make(skip).feed([*hi, end, *hi]), factory.make(skip).feed([end])) for skip in (True, False)]
+    assert fed == [("hehe", ""), ("he<|end|>he", "<|end|>")]
+    assert [factory.is_special(text) for text in ("<|end|>", "<tool_call>", "no token")] == [True, False, False]

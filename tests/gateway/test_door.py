@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
 from llmops.errors import InputError
+from llmops.gateway.api import chat_completions
 from llmops.gateway.app import create_app
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.http.middleware import Check, RequestMiddleware
@@ -81,28 +82,20 @@ async def test_a_check_may_be_a_setting(tmp_path, monkeypatch):
     async with client(create_app(load_settings(config))) as http:
         assert (await http.post(CHAT, json={})).json()["error"]["message"] == "Closed on 7."
     config.write_text("request_checks: ['house_rules:Open']\n")
-    with pytest.raises(
-        InputError, match=r"The setting `request_checks\.0`.*module:name of something that can be imported"
-    ):
+    said = r"The setting `request_checks\.0`.*module:name of something that can be imported"
+    with pytest.raises(InputError, match=said):
         load_settings(config)
-
-
-async def test_what_no_route_has_is_not_asked_for_and_heard_of(app, watch):
-    watch.refuses = UnavailableError("Closed.")
-    async with client(app) as http:
-        assert (await http.post("/v1/nothing")).status_code == 404
-    assert watch.asked == []
-    assert [outcome for _, outcome in watch.heard] == [Outcome(404, "error")]
 
 
 async def test_the_first_that_refuses_is_the_last_that_is_asked_and_all_hear(watch):
     first, last = Watch(), Watch()
     watch.refuses = UnavailableError("Closed.")
-    app = create_app(GatewaySettings(triton="127.0.0.1:1"), checks=[first, watch, last])
-    async with client(app) as http:
+    async with client(create_app(GatewaySettings(triton="127.0.0.1:1"), checks=[first, watch, last])) as http:
         assert (await http.post(CHAT, json={})).status_code == 503
-    assert (len(first.asked), len(watch.asked), len(last.asked)) == (1, 1, 0)
-    assert [len(check.heard) for check in (first, watch, last)] == [1, 1, 1]
+        assert [(len(check.asked), len(check.heard)) for check in (first, watch, last)] == [(1, 1), (1, 1), (0, 1)]
+        # what no route has is not asked for, and heard of
+        assert (await http.post("/v1/nothing")).status_code == 404
+    assert (len(watch.asked), watch.heard[1][1]) == (1, Outcome(404, "error"))
 
 
 async def test_a_check_that_breaks_lets_nobody_through_and_one_that_breaks_at_the_end_harms_nobody(watch, caplog):
@@ -110,8 +103,7 @@ async def test_a_check_that_breaks_lets_nobody_through_and_one_that_breaks_at_th
         def after(self, context, outcome):
             raise ValueError("after")
 
-    app = create_app(GatewaySettings(triton="127.0.0.1:1"), checks=[Broken(), watch])
-    async with client(app) as http:
+    async with client(create_app(GatewaySettings(triton="127.0.0.1:1"), checks=[Broken(), watch])) as http:
         assert (await http.get("/health/live")).status_code == 200
         watch.refuses = ValueError("before")
         refused = await http.get("/health/live")
@@ -157,18 +149,14 @@ async def stack(card, tokenizer, watch):
         yield one
 
 
-def _prompt(stack) -> int:
-    return len(stack.triton.requests[-1]["input_ids"])
-
-
 async def test_requests_without_an_answer(stack, watch, monkeypatch):
     async def outcome(method: str, path: str, **asked) -> Outcome:
         await stack.client.request(method, path, headers={"x-request-id": path}, **asked)
         return await watch.outcome(path)
 
     assert await outcome("GET", "/v1/models") == Outcome(200)
-    assert await outcome("GET", "/v1/responses/none?stream=true&starting_after=x") == Outcome(404, "error")
-    assert await outcome("GET", "/v1/models/none") == Outcome(404, "error")
+    for path in ("/v1/responses/none?stream=true&starting_after=x", "/v1/models/none"):
+        assert await outcome("GET", path) == Outcome(404, "error")
     assert await outcome("POST", "/v1/completions", content=b"{") == Outcome(400, "error")
     monkeypatch.setattr("llmops.gateway.api.chat_completions.validate_chat", None)
     assert await outcome("POST", CHAT, json=BODIES[CHAT]) == Outcome(500, "error")
@@ -178,16 +166,13 @@ async def test_requests_without_an_answer(stack, watch, monkeypatch):
 
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_a_bug_in_the_middle_of_an_answer(stack, watch, monkeypatch, streaming):
-    from llmops.gateway.api import chat_completions
-
     monkeypatch.setattr(chat_completions.ChatChunks, "finish", None)
     monkeypatch.setattr(chat_completions, "message_of", None)
     stack.say("Hello")
-    body = {**BODIES[CHAT], "stream": streaming}
-    await stack.client.post(CHAT, json=body, headers={"x-request-id": "bug"})
+    await stack.client.post(CHAT, json={**BODIES[CHAT], "stream": streaming}, headers={"x-request-id": "bug"})
     status, finish, usage = await watch.outcome("bug")
     assert (status, finish) == (200 if streaming else 500, "error")
-    assert usage == Usage(_prompt(stack), len(stack.tokenizer.encode("Hello")))
+    assert usage == Usage(len(stack.triton.requests[-1]["input_ids"]), len(stack.tokenizer.encode("Hello")))
 
 
 # -- who asks --------------------------------------------------------------------------------------------------------

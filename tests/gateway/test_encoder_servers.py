@@ -104,8 +104,7 @@ async def test_a_large_request_is_cut_for_all_of_them_and_keeps_its_order(card) 
         lengths = [length for length, _, _ in vectors(await asked)]
         assert sum(first.came + second.came) == len(texts)
     singly = {at: lengths[at] for at in range(5)}
-    assert lengths == [singly[at % 5] for at in range(len(texts))]
-    assert len(set(singly.values())) == 5
+    assert (lengths, len(set(singly.values()))) == ([singly[at % 5] for at in range(len(texts))], 5)
 
 
 async def states(client) -> list[str]:
@@ -115,13 +114,12 @@ async def states(client) -> list[str]:
 async def held_batch(client, held: Vectors) -> asyncio.Task:
     """A request whose batch `held` has, and keeps."""
     held.held = True
-    before = len(held.came)
-    while True:
-        asked = asyncio.create_task(embed(client, "Hello"))
-        while not asked.done() and len(held.came) == before:
-            await asyncio.sleep(0.01)
-        if not asked.done():
-            return asked
+    before, asked = len(held.came), asyncio.create_task(embed(client, "Hello"))
+    while len(held.came) == before:
+        if asked.done():
+            asked = asyncio.create_task(embed(client, "Hello"))
+        await asyncio.sleep(0.01)
+    return asked
 
 
 async def test_what_a_hanging_server_keeps_another_gets(card, caplog) -> None:
@@ -156,8 +154,7 @@ async def test_encoders_that_differ_are_not_mixed(card, caplog) -> None:
             for _ in range(4):
                 assert vectors(await embed(client, "Hello"))[0][2] == 0
             assert await states(client) == ["ready", "gone"]
-    said = [record.getMessage() for record in caplog.records if "gets no requests for" in record.getMessage()]
-    assert said == [
+    assert [record.getMessage() for record in caplog.records if "gets no requests for" in record.getMessage()] == [
         f"Replica 127.0.0.1:{second.port} gets no requests for model vectors: it has another "
         f"max_seq_len, another dimensions, so it is no replica of vectors on 127.0.0.1:{first.port}"
     ]
@@ -182,8 +179,7 @@ async def test_what_they_read_is_reserved_and_billed(card, tmp_path) -> None:
             answers = [await client.post(path, json={"model": "vectors", **body}) for _ in range(20)]
             done = [answer.json()["usage"]["total_tokens"] for answer in answers if answer.status_code == 200]
             assert sum(done) <= 60 < sum(done) + done[0]
-            assert {answer.status_code for answer in answers} == {200, 429}
-            assert len(triton.came) == len(done)
+            assert ({answer.status_code for answer in answers}, len(triton.came)) == ({200, 429}, len(done))
             read += sum(done)
         await usage.settle(10)
     assert sum(event.input_tokens for event in ledger.events.values()) == read

@@ -6,7 +6,6 @@ import sqlite3
 from uuid import UUID
 
 import pytest
-from sqlalchemy import select
 
 from llmops.gateway.http.middleware import Check
 from llmops.gateway.interfaces import Caller, Outcome, Quota, TokenStream, Usage, UsageEvent
@@ -19,10 +18,10 @@ from llmops.gateway.usage.open_answers import read_slots
 from llmops.gateway.usage.sink import NoPrices, UsageSink
 from llmops.gateway.usage.usage_check import UsageCheck
 from llmops.store.factory import open_store
-from llmops.store.tables import usage_records
 from tests.gateway.test_door import Watch
 from tests.support.gateway_stack import BODIES, CHAT, COMPLETIONS, END, MESSAGES, RESPONSES, running
 from tests.support.scripted_triton import Step
+from tests.support.usage_rows import billed_rows
 from tests.support.waiting import eventually
 
 ANN = str(UUID(int=7))
@@ -46,8 +45,7 @@ class Kept(UsageSink):
 
 class Ann(Check):
     async def before(self, scope, context) -> None:
-        quotas = (Quota("key-a", tpm=LIMIT),)
-        context.caller = Caller("acme", ANN, "key-a", "acme/key-a", tier="pro", quotas=quotas)
+        context.caller = Caller("acme", ANN, "key-a", "acme/key-a", tier="pro", quotas=(Quota("key-a", tpm=LIMIT),))
 
 
 class Counted:
@@ -100,9 +98,8 @@ async def counted(card, tokenizer, tmp_path):
 def told(body: dict) -> Usage:
     """Return the token counts in an answer of any API."""
     usage = body["usage"]
-    if "input_tokens" in usage:
-        return Usage(usage["input_tokens"], usage["output_tokens"])
-    return Usage(usage["prompt_tokens"], usage.get("completion_tokens", 0))
+    names = ("input_tokens", "output_tokens") if "input_tokens" in usage else ("prompt_tokens", "completion_tokens")
+    return Usage(*(usage[name] for name in names))
 
 
 async def streamed(counted: Counted, path: str, body: dict) -> list[dict]:
@@ -182,9 +179,8 @@ async def test_a_background_response_is_over_when_it_is_done(counted, streaming)
     async def script(tensors):
         yield Step((9,))
         await go.wait()
-        for token in (9, END):
-            yield Step((token,))
-        yield Step(final=True)
+        for step in (Step((9,)), Step((END,)), Step(final=True)):
+            yield step
 
     counted.stack.triton.script = script
     body = {**BODIES[RESPONSES], "background": True, "stream": streaming}
@@ -218,8 +214,7 @@ async def test_the_event_is_written_before_the_answer_ends(counted):
         async for line in response.aiter_lines():
             if line == "data: [DONE]":
                 left = read_slots(slots)
-                assert left.unfinished == []
-                assert len(left.ended) + counted.usage.worker.outbox.last_place == 1
+                assert (left.unfinished, len(left.ended) + counted.usage.worker.outbox.last_place) == ([], 1)
     assert (await counted.ended())[1].finish_reason == "stop"
 
 
@@ -232,16 +227,9 @@ async def test_what_fails_before_its_first_token_is_nobodys_to_pay(counted):
     assert [event.status for event in await counted.billed(1)] == [200]
 
 
-async def test_where_it_ended_and_how_often_it_moved(counted, monkeypatch):
+async def test_what_the_engine_had_in_its_cache_is_told_and_billed_alike_with_where_it_ended(counted, monkeypatch):
     monkeypatch.setattr(TokenStream, "replica", "triton-1:8001")
     monkeypatch.setattr(TokenStream, "splices", {"exact": 1, "approximate": 2})
-    counted.stack.say("Hello")
-    await counted.post(CHAT, json=BODIES[CHAT])
-    _, event = await counted.ended()
-    assert (event.replica, event.migrations) == ("triton-1:8001", 3)
-
-
-async def test_what_the_engine_had_in_its_cache_is_told_and_billed_alike(counted, monkeypatch):
     monkeypatch.setattr(TokenStream, "cached_tokens", 3)
     counted.stack.say("Hello")
     chat = (await counted.post(CHAT, json=BODIES[CHAT])).json()["usage"]
@@ -253,6 +241,7 @@ async def test_what_the_engine_had_in_its_cache_is_told_and_billed_alike(counted
     assert (message["cache_read_input_tokens"], message["input_tokens"]) == (3, chat["prompt_tokens"] - 3)
     events = await counted.billed(3)
     assert {(event.input_tokens, event.cached_tokens) for event in events} == {(chat["prompt_tokens"], 3)}
+    assert {(event.replica, event.migrations) for event in events} == {("triton-1:8001", 3)}
 
 
 @pytest.mark.parametrize(("when_full", "status"), [("refuse", 503), ("serve", 200)])
@@ -279,8 +268,7 @@ async def test_no_room_for_usage(counted, monkeypatch, when_full, status):
             assert (await counted.stack.client.get("/v1/models")).status_code == 200
     # there is room again
     assert (await counted.post(CHAT, json=BODIES[CHAT])).status_code == 200
-    events = await counted.billed(2 if status == 503 else 3)
-    assert {event.finish_reason for event in events} == {"stop"}
+    assert {event.finish_reason for event in await counted.billed(2 if status == 503 else 3)} == {"stop"}
 
 
 async def test_rows_of_a_store_anonymous_and_priced_by_the_ledger(card, tokenizer, tmp_path):
@@ -290,14 +278,8 @@ async def test_rows_of_a_store_anonymous_and_priced_by_the_ledger(card, tokenize
         stack.say("Hello world!")
         answer = (await stack.chat()).json()
         async with await open_store(url) as store:
-
-            async def rows():
-                async with store.read() as connection:
-                    return (await connection.execute(select(usage_records))).mappings().all()
-
-            await eventually(rows)
-            (row,) = await rows()
-    assert row["user_id"] == str(UUID(int=0))
-    assert Usage(row["input_tokens"], row["output_tokens"]) == told(answer)
+            await eventually(lambda: billed_rows(store))
+            (row,) = await billed_rows(store)
+    assert (row["user_id"], Usage(row["input_tokens"], row["output_tokens"])) == (str(UUID(int=0)), told(answer))
     assert (row["key_id"], row["price_id"], row["cost_micros"]) == (None, None, 0)
     assert list((tmp_path / "usage").iterdir()) == []

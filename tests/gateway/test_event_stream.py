@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from unittest.mock import AsyncMock, Mock
 
 import httpx
 import uvicorn
@@ -35,22 +36,13 @@ class Ending(EventSource):
     def cancel(self) -> None:
         return
 
-    def close(self) -> None:
-        return
-
-
-class NoWatch:
-    def close(self) -> None:
-        return
+    close = cancel
 
 
 async def app(scope, receive, send) -> None:
     if scope["type"] == "http":
-
-        async def open_source() -> EventSource:
-            return Ending()
-
-        answer: Response = EventStreamResponse(open_source, NoWatch(), Timeouts(keepalive=0))
+        source, watch = AsyncMock(side_effect=Ending), Mock()
+        answer: Response = EventStreamResponse(source, watch, Timeouts(keepalive=0))
         await answer(scope, receive, send)
 
 

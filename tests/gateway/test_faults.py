@@ -33,21 +33,16 @@ async def test_an_engine_error_before_the_first_token_is_no_200(stack):
         assert response.json()["error"]["message"] == said
 
 
-@pytest.mark.parametrize(
-    ("end", "status", "code"),
-    [
+async def test_an_answer_that_breaks_off_is_a_data_object_and_no_done(stack):
+    for end, status, code in [
         (Step(error="CUDA error", final=True), 500, "engine_error"),
-        (Step(), 500, "engine_error"),
+        (Step(), 500, "engine_error"),  # no final response
         (Step(drop=True), 503, "engine_unavailable"),
-    ],
-    ids=["an error", "no final response", "a lost connection"],
-)
-async def test_an_answer_that_breaks_off_is_a_data_object_and_no_done(stack, end, status, code):
-    stack.say("Hello", end)
-    events = await stack.events()
-    assert (text_of(events), events[-1]["error"]["code"]) == ("Hello", code)
-    assert "[DONE]" not in events
-    assert (await stack.chat()).status_code == status
+    ]:
+        stack.say("Hello", end)
+        events = await stack.events()
+        assert (text_of(events), events[-1]["error"]["code"], "[DONE]" in events) == ("Hello", code, False)
+        assert (await stack.chat()).status_code == status
 
 
 async def test_an_engine_that_hangs_ends_at_the_timeouts(card, tokenizer):
@@ -58,16 +53,8 @@ async def test_an_engine_that_hangs_ends_at_the_timeouts(card, tokenizer):
         await stack.idle()
     async with running(card, tokenizer, timeouts={"idle": "0.2s"}) as stack:
         stack.steps(Step(tuple(tokenizer.encode("Hello"))), Step(hang=True))
-        events = await stack.events()
-        assert events[-1]["error"]["code"] == "engine_timeout"
+        assert (await stack.events())[-1]["error"]["code"] == "engine_timeout"
         await stack.idle()
-
-
-async def test_slow_but_steady_streams_are_not_cut(card, tokenizer):
-    async with running(card, tokenizer, timeouts={"first_token": "8s", "idle": "2s"}) as stack:
-        stack.say("Hello world!", wait=0.3)
-        events = await stack.events()
-        assert (text_of(events), events[-1]) == ("Hello world!", "[DONE]")
 
 
 async def test_a_gateway_that_stood_still_ends_no_stream_for_it(card, tokenizer):
@@ -81,8 +68,7 @@ async def test_a_gateway_that_stood_still_ends_no_stream_for_it(card, tokenizer)
                     events.append(json.loads(line[6:]))
                     if len(events) == 3:
                         time.sleep(PROCESS_STALL_THRESHOLD + 0.5)  # in the event loop of all: nothing moves meanwhile
-        assert text_of(events) == "Hello world!"
-        assert "error" not in events[-1]
+        assert (text_of(events), "error" in events[-1]) == ("Hello world!", False)
 
 
 @pytest.mark.parametrize("streaming", [True, False])
@@ -113,8 +99,7 @@ async def test_triton_down_is_503_and_comes_back_without_a_restart(stack):
     assert (await stack.chat()).status_code == 200
     await stack.triton.stop()
     response = await stack.chat()
-    assert response.status_code == 503, response.text
-    assert response.json()["error"]["code"] == "engine_unavailable"
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_unavailable")
     assert int(response.headers["retry-after"]) >= 1
     assert int(response.headers["retry-after-ms"]) >= 1000
     assert response.headers["x-should-retry"] == "true"
@@ -140,23 +125,20 @@ async def test_a_triton_that_was_never_there_is_503_and_not_404(card, tokenizer)
 
 async def test_shutdown_lets_open_streams_end(card, tokenizer):
     async with running(card, tokenizer) as stack:
-        ids = stack.say("Hello world! How are you?", wait=0.03)
+        stack.say("Hello world! How are you?", wait=0.03)
         streaming = asyncio.create_task(stack.events())
         await eventually(lambda: stack.triton.active == 1)
         stack.server.should_exit = True
         events = await streaming
         assert (events[-1], text_of(events)) == ("[DONE]", "Hello world! How are you?")
-        assert len(ids) > 5
 
 
 async def test_an_engine_that_has_ended_makes_the_gateway_unready(stack):
     """Triton goes on listing its model as loaded; asked itself, the model says that it is not ready."""
     stack.triton.engine_ready = False
     response = await stack.client.get("/health/ready")
-    assert response.status_code == 503
-    assert "is not ready" in response.json()["error"]["message"]
+    assert (response.status_code, "is not ready" in response.json()["error"]["message"]) == (503, True)
     stack.steps(Step(error="engine: it has ended and takes no requests (worker 0 exited)", final=True))
-    answer = await stack.chat()
-    assert answer.status_code == 503
+    assert (await stack.chat()).status_code == 503
     stack.triton.engine_ready = True
     assert (await stack.client.get("/health/ready")).status_code == 200

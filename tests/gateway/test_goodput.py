@@ -4,7 +4,6 @@ import asyncio
 import re
 from time import perf_counter
 
-import httpx
 import pytest
 
 from llmops.gateway.interfaces import Usage
@@ -29,21 +28,22 @@ def test_an_answer_is_judged_by_its_own_times(ttft, tpot, left, outcome):
     assert STRICT.judge(ttft, tpot, left=left) == outcome
 
 
-def answers(text: str) -> dict[str, float]:
-    found = re.findall(r'^llmops_answers_total\{model="tiny",outcome="(\w+)"\} (\S+)$', text, re.M)
-    return {outcome: float(count) for outcome, count in found if float(count)}
+async def told(stack, metric: str) -> dict[str, float]:
+    """The numbers of a metric of `tiny` by its last label."""
+    text = (await stack.client.get("/metrics")).text
+    return {label: float(count) for label, count in re.findall(rf'^{metric}="(\w+)"\}} (\S+)$', text, re.M)}
 
 
 async def counted(stack, **expected: float) -> None:
     async def are_told() -> bool:
-        return answers((await stack.client.get("/metrics")).text) == expected
+        found = await told(stack, r'llmops_answers_total\{model="tiny",outcome')
+        return {outcome: count for outcome, count in found.items() if count} == expected
 
     await eventually(are_told)
 
 
-def waiting(text: str) -> dict[str, float]:
-    found = re.findall(r'^llm_queue_depth\{model="tiny",priority="(\w+)"\} (\S+)$', text, re.M)
-    return {tier: float(count) for tier, count in found}
+def waiting(stack):
+    return told(stack, r'llm_queue_depth\{model="tiny",priority')
 
 
 async def test_first_token_after_the_objective_is_late_and_the_queue_is_seen(card, tokenizer):
@@ -51,9 +51,9 @@ async def test_first_token_after_the_objective_is_late_and_the_queue_is_seen(car
         stack.say("Hello", wait=0.15)
         answer = asyncio.create_task(stack.chat())
         await eventually(lambda: stack.triton.active == 1)
-        assert waiting((await stack.client.get("/metrics")).text) == {"default": 1.0}
+        assert await waiting(stack) == {"default": 1.0}
         assert (await answer).status_code == 200
-        assert waiting((await stack.client.get("/metrics")).text) == {"default": 0.0}
+        assert await waiting(stack) == {"default": 0.0}
         await counted(stack, late=1)
 
 
@@ -106,11 +106,9 @@ async def test_a_deadline_that_the_client_chose_counts_for_no_objective(card, to
 async def test_a_client_that_leaves_in_time_aborted(card, tokenizer, streaming):
     async with running(card, tokenizer, slo={"ttft_p95": "60s"}) as stack:
         stack.triton.script = lambda tensors: [Step(wait=30.0)]
-        async with httpx.AsyncClient(base_url=stack.client.base_url, timeout=60) as leaving:
-            body = {**stack.chat_body, "stream": streaming}
-            task = asyncio.create_task(leaving.post("/v1/chat/completions", json=body))
-            await eventually(lambda: stack.triton.active == 1)
-            await stop_tasks(task)
+        task = asyncio.create_task(stack.chat(stream=streaming))
+        await eventually(lambda: stack.triton.active == 1)
+        await stop_tasks(task)
         await counted(stack, aborted=1)
 
 

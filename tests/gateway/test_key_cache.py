@@ -137,8 +137,7 @@ async def test_while_the_store_is_away_callers_stay_for_an_hour_and_others_are_t
     book.away = False
     clock.now += 1
     assert await cached.find("ann") is ANN
-    said = [record.getMessage() for record in caplog.records]
-    assert said == [
+    assert [record.getMessage() for record in caplog.records] == [
         "Keys cannot be looked up; keys in use stay valid for 3600 s. away (gone)",
         "Keys can be looked up again after 3570 s.",
     ]

@@ -80,26 +80,20 @@ async def test_adapters_are_models_with_a_parent(client):
 @pytest.mark.parametrize(("model", "step"), [("tiny", 1), ("tiny-sql", 2)])
 @pytest.mark.parametrize("streaming", [False, True])
 async def test_a_request_reaches_its_adapter(client, model, step, streaming):
-    prompt = [40, 50]
-    body = {"model": model, "prompt": prompt, "max_tokens": 6, "temperature": 0, "stream": streaming}
+    body = {"model": model, "prompt": [40, 50], "max_tokens": 6, "temperature": 0, "stream": streaming}
     response = await client.post("/v1/completions", json=body)
     assert response.status_code == 200, response.text
-    if streaming:
-        events = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
-        text = "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1])
-    else:
-        text = response.json()["choices"][0]["text"]
+    events = [line.removeprefix("data: ") for line in response.text.splitlines() if line not in ("", "data: [DONE]")]
+    text = "".join(json.loads(event)["choices"][0]["text"] for event in events)
     ids = [50 + step * i for i in range(1, 7)]
-    expected = await client.post("/detokenize", json={"model": "tiny", "tokens": ids})
-    assert text == expected.json()["prompt"]
+    assert text == (await client.post("/detokenize", json={"model": "tiny", "tokens": ids})).json()["prompt"]
 
 
 async def test_the_most_likely_tokens_reach_the_client(client, request):
     """OpenAI's shapes; 1.2's sampler with penalties has none, and says so."""
-    later = request.node.callspec.params["server"][0] != "1.2.1"
     body = {"model": "tiny", "prompt": [40, 50], "max_tokens": 2, "temperature": 0, "logprobs": 2}
     response = await client.post("/v1/completions", json=body)
-    if not later:
+    if request.node.callspec.params["server"][0] == "1.2.1":
         assert response.status_code == 400
         assert response.json()["error"]["message"] == (
             "logprobs is at most 0 with target pytorch: only the chosen token's log-probability is known. "
@@ -154,22 +148,18 @@ async def test_the_prompts_log_probabilities_of_a_chat_are_those_of_its_rendered
 
 
 def test_a_chat_entry_has_its_alternatives():
-    entry = chat_logprob_entry(TokenLogprob(b"a", -1.5, 0, [(b"a", -1.5), (b"\xc3", -2.0)]))
-    assert entry["top_logprobs"] == [
+    assert chat_logprob_entry(TokenLogprob(b"a", -1.5, 0, [(b"a", -1.5), (b"\xc3", -2.0)]))["top_logprobs"] == [
         {"token": "a", "logprob": -1.5, "bytes": [97]},
         {"token": "\ufffd", "logprob": -2.0, "bytes": [195]},
     ]
 
 
-async def test_a_bias_reaches_the_library(client):
+async def test_min_p_seeds_penalties_and_biases_are_announced_and_taken(client):
+    can = (await client.get("/v1/models/tiny")).json()["capabilities"]
+    assert [can[name] for name in ("min_p", "seed", "penalties", "logit_bias")] == [True] * 4
     body = {"model": "tiny", "prompt": [40, 50], "max_tokens": 2, "temperature": 0, "logit_bias": {"51": -100}}
     response = await client.post("/v1/completions", json=body)
     assert response.status_code == 200, response.text
-
-
-async def test_min_p_seeds_and_penalties_are_announced_and_taken(client):
-    can = (await client.get("/v1/models/tiny")).json()["capabilities"]
-    assert [can[name] for name in ("min_p", "seed", "penalties", "logit_bias")] == [True] * 4
     body = {"model": "tiny", "prompt": [40, 50], "max_tokens": 4, "min_p": 0.1, "seed": 3, "presence_penalty": 0.5}
     response = await client.post("/v1/completions", json={**body, "logprobs": 0})
     assert response.status_code == 200, response.text

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from llmops.gateway.web.pages import ASSETS, assets
-from tests.support.browser import accessibility_faults, browser_page, for_the_docs, started_browser, take_picture
+from tests.support.browser import ask, axe_faults, browser_page, for_the_docs, open_chat, started_browser, take_picture
 from tests.support.gateway_stack import running
 from tests.support.scripted_triton import Step
 from tests.support.waiting import GENEROUS
@@ -47,14 +47,8 @@ async def chat(card, tokenizer):
 @pytest_asyncio.fixture(loop_scope="module")
 async def page(chat, browser):
     async with browser_page(browser) as made:
-        await made.goto(chat.url)
-        await made.locator("#model option").first.wait_for(state="attached")
+        await open_chat(made, chat.url)
         yield made
-
-
-async def ask(page, text: str) -> None:
-    await page.fill("#message", text)
-    await page.press("#message", "Enter")
 
 
 async def test_a_chat_loads_nothing_from_elsewhere_and_breaks_no_policy(chat, page):
@@ -66,8 +60,7 @@ async def test_a_chat_loads_nothing_from_elsewhere_and_breaks_no_policy(chat, pa
     assert await answer.locator("pre .hljs-keyword").first.inner_text() == "def"
     assert re.match(r"tiny · \d+ \+ \d+ tokens", await answer.locator(".figures").inner_text())
     assert await page.locator(".chats .open").inner_text() == "Add two numbers"
-    assert {url.split("/")[2] for url in page.asked} == {chat.url.split("/")[2]}
-    assert page.said == []
+    assert ({url.split("/")[2] for url in page.asked}, page.said) == ({chat.url.split("/")[2]}, [])
 
 
 async def test_without_a_store_nothing_leads_to_the_administration(chat, page):
@@ -203,8 +196,7 @@ async def test_keys_a_reader_of_screens_and_a_phone_can_use_it(chat, page):
 async def test_an_answer_that_a_safety_filter_ended_is_never_called_complete(card, tokenizer, browser):
     rules = {"filters": {"secrets": {"kind": "rules", "words": ["Paris"]}}, "policy": {"answer": {"secrets": "hold"}}}
     async with running(card, tokenizer, safety=rules) as chat, browser_page(browser) as page:
-        await page.goto(chat.url)
-        await page.locator("#model option").first.wait_for(state="attached")
+        await open_chat(page, chat.url)
         chat.say("It is Paris.", end=False)
         await ask(page, "Where?")
         await page.locator(ANSWER).get_by_text("A safety filter ended this answer.").wait_for()
@@ -213,21 +205,20 @@ async def test_an_answer_that_a_safety_filter_ended_is_never_called_complete(car
 
 
 async def test_axe_finds_no_serious_fault(chat, page):
-    chat.say(
-        "# Title\n\nA [link](https://ok.example), `code`, a table:\n\n|a|b|\n|-|-|\n|1|2|\n\n```python\nx = 1 # y\n```"
-    )
+    table = "|a|b|\n|-|-|\n|1|2|"
+    chat.say(f"# Title\n\nA [link](https://ok.example), `code`, a table:\n\n{table}\n\n```python\nx = 1 # y\n```")
     await ask(page, "Show me")
     await page.locator(f"{ANSWER} pre").wait_for()
     for scheme, width in (("light", 1200), ("dark", 390)):
         await page.emulate_media(color_scheme=scheme)
         await page.set_viewport_size({"width": width, "height": 800})
-        assert await accessibility_faults(page) == []
+        assert await axe_faults(page) == []
         await page.get_by_role("button", name="Settings").click()
         await page.get_by_role("dialog", name="Settings").wait_for()
-        assert await accessibility_faults(page) == []
+        assert await axe_faults(page) == []
         await page.get_by_role("button", name="Done").click()
     await page.get_by_role("button", name="Chats").click()
-    assert await accessibility_faults(page) == []
+    assert await axe_faults(page) == []
 
 
 async def test_an_answer_is_edited_retried_and_branched_by_keyboard(chat, page):
@@ -288,10 +279,9 @@ async def test_pictures_of_a_chat_for_the_docs(chat, page):
         await ask(page, title)
         await page.get_by_text(answer).wait_for()
         await page.get_by_role("button", name="New chat").click()
-    code = (
-        "def median(values):\n    ordered = sorted(values)\n    middle = len(ordered) // 2\n    if len(ordered) % 2:\n"
-    )
-    code += "        return ordered[middle]\n    return (ordered[middle - 1] + ordered[middle]) / 2"
+    code = "def median(values):\n    ordered = sorted(values)\n    middle = len(ordered) // 2\n"
+    code += "    if len(ordered) % 2:\n        return ordered[middle]\n"
+    code += "    return (ordered[middle - 1] + ordered[middle]) / 2"
     chat.say(f"Sort the values and take the **middle** one:\n\n```python\n{code}\n```\n\nAn empty list has no median.")
     await ask(page, "Write a median function in Python")
     await page.locator(f"{ANSWER} pre").wait_for()
@@ -307,8 +297,7 @@ async def test_a_name_that_another_site_made_point_here_reaches_nothing(chat):
     port = chat.url.rpartition(":")[2]
     resolved = "--host-resolver-rules=MAP evil.example 127.0.0.1"
     async with started_browser(resolved) as browser, browser_page(browser) as page:
-        answer = await page.goto(f"http://evil.example:{port}/")
-        assert answer.status == 403
+        assert (await page.goto(f"http://evil.example:{port}/")).status == 403
         reached = await page.evaluate(
             """async () => Promise.all(['/api/session', '/api/conversations', '/api/chat/completions'].map(
                  async (path) => (await fetch(path, path.endsWith('s') ? {} : { method: 'POST' })).status))"""
@@ -335,8 +324,7 @@ async def test_the_page_is_small_and_its_policy_names_no_other_site(chat):
             assert file.status_code == 200
             size += len(b"".join([part async for part in file.aiter_raw()]))
     assert size < 250_000
-    again = await chat.client.get("/", headers={**headers, "if-none-match": answer.headers["etag"]})
-    assert again.status_code == 304
+    assert (await chat.client.get("/", headers={**headers, "if-none-match": answer.headers["etag"]})).status_code == 304
     assert (await chat.client.get("/")).json()["service"] == "llmops gateway"
     for name in ("../page.py", "%2e%2e/page.py", "vendor/vendor.json", "nothing.js"):
         assert (await chat.client.get(f"/assets/{name}")).status_code == 404

@@ -19,17 +19,15 @@ def test_prompts_part_and_agree_again():
     assert replaced == [PromptDifference(100, 101, 100, 102, 100, 200)]
     inserted = compare_prompts([*common, *rest], [*common, 7, 8, *rest])
     assert inserted == [PromptDifference(100, 102, 100, 100, 100, 200)]
-    twice = compare_prompts([1, *common, 2, *rest], [3, *common, 4, *rest])
-    assert [one.equal_after for one in twice] == [100, 200]
+    assert [one.equal_after for one in compare_prompts([1, *common, 2, *rest], [3, *common, 4, *rest])] == [100, 200]
     assert compare_prompts(common, rest) == [PromptDifference(0, 100, 0, 100, 0, 0)]
     assert compare_prompts([], [1]) == compare_prompts([1], []) == []
 
 
 async def explain(stack, folder, *bodies, options=("--json",)):
-    files = []
-    for number, body in enumerate(bodies):
-        files.append(folder / f"{number}.json")
-        files[-1].write_text(body if isinstance(body, str) else json.dumps(body))
+    files = [folder / f"{number}.json" for number in range(len(bodies))]
+    for file, body in zip(files, bodies, strict=True):
+        file.write_text(body if isinstance(body, str) else json.dumps(body))
     words = ["prefix", "explain", *map(str, files), "--url", str(stack.client.base_url), *options]
     return await asyncio.to_thread(CliRunner().invoke, cli, words)
 
@@ -39,37 +37,29 @@ def chat(system: str) -> dict:
 
 
 async def test_a_time_at_the_top_is_named_with_what_it_costs(stack, tmp_path):
-    run = await explain(stack, tmp_path, chat(f"It is 10:31. {RULES}"), chat(f"It is 11:58. {RULES}"))
+    bodies = [chat(f"It is {hour}. {RULES}") for hour in ("10:31", "11:58")]
+    run = await explain(stack, tmp_path, *bodies)
     assert run.exit_code == 0, run.output
     (report,) = json.loads(run.stdout)
-    first, *_ = report["differences"]
     assert report["cached"] == 0
-    assert "1:58" in first["text"] or "11" in first["text"]
-    last = report["differences"][-1]
-    assert last["cached_without"] >= 0.9 * report["tokens"] - 32
-    shown = (
-        await explain(stack, tmp_path, chat(f"It is 10:31. {RULES}"), chat(f"It is 11:58. {RULES}"), options=())
-    ).output
-    assert "1. The prompts part at token" in shown
+    assert "1:58" in report["differences"][0]["text"] or "11" in report["differences"][0]["text"]
+    assert report["differences"][-1]["cached_without"] >= 0.9 * report["tokens"] - 32
+    assert "1. The prompts part at token" in (await explain(stack, tmp_path, *bodies, options=())).output
 
 
 async def test_bodies_of_every_api_and_what_the_gateway_leaves_out(stack, tmp_path):
     def session(header: str) -> dict:
-        blocks = [f"x-anthropic-billing-header: {header}", RULES]
-        system = [{"type": "text", "text": text} for text in blocks]
-        messages = [{"role": "user", "content": "Hi"}]
-        return {"model": "claude", "max_tokens": 5, "system": system, "messages": messages}
+        system = [{"type": "text", "text": text} for text in [f"x-anthropic-billing-header: {header}", RULES]]
+        return {"model": "claude", "max_tokens": 5, "system": system, "messages": [{"role": "user", "content": "Hi"}]}
 
     run = await explain(stack, tmp_path, session("a"), session("b"))
     assert run.exit_code == 0, run.exception
     (report,) = json.loads(run.stdout)
     assert (report["left_out"], report["differences"]) == (["system.x-anthropic-billing-header"], [])
     assert report["cached"] >= report["tokens"] - 32
-    responses = {"model": "x", "instructions": RULES, "input": "Hi"}
-    lines = "\n".join(json.dumps(one) for one in (responses, chat(RULES)))
+    lines = "\n".join(json.dumps(one) for one in ({"model": "x", "instructions": RULES, "input": "Hi"}, chat(RULES)))
     (report,) = json.loads((await explain(stack, tmp_path, lines)).stdout)
-    assert report["prompt"].endswith("0.json:2")
-    assert report["differences"] == []
+    assert (report["prompt"][-8:], report["differences"]) == ("0.json:2", [])
 
 
 async def test_what_is_no_request_body_is_said(stack, tmp_path):
@@ -82,6 +72,5 @@ async def test_what_is_no_request_body_is_said(stack, tmp_path):
         ([chat("\ud800"), chat("a")], "has half of a surrogate pair"),
     ]:
         run = await explain(stack, tmp_path, *bodies)
-        assert run.exit_code != 0
-        assert isinstance(run.exception, LlmopsError | SystemExit), run.exception
+        assert (run.exit_code != 0, isinstance(run.exception, LlmopsError | SystemExit)) == (True, True), run.exception
         assert said in f"{run.output} {run.exception}"

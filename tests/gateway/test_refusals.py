@@ -56,6 +56,9 @@ async def test_refusals_are_counted_by_who_where_and_what(audit):
     refusals.note(asked_by(colleague, "/metrics"), Outcome(403, "error"))
     for status in (200, 404, 429, 500):
         refusals.note(asked_by(colleague), Outcome(status))
+    # a route that is none is no refusal of a key
+    for route in ("/v1/models", ""):
+        refusals.note(asked_by(stranger, route), Outcome(404))
     await refusals.close()
     assert counted(audit) == [("address:10.0.0.7", "/v1/models", 401, 4), ("key:key-a", "/metrics", 403, 1)]
     mine = next(row for row in audit.rows if row.tenant_id == "acme")
@@ -68,8 +71,7 @@ async def test_a_storm_from_everywhere_is_a_bounded_number_of_lines(audit, refus
     for at in range(10_000):
         refusals.note(asked_by(anonymous_caller(f"10.1.{at // 256}.{at % 256}", "")), Outcome(401, "error"))
     await refusals.close()
-    assert len(audit.rows) == MAX_GROUPS + 1
-    assert sum(row.count for row in audit.rows) == 10_000
+    assert (len(audit.rows), sum(row.count for row in audit.rows)) == (MAX_GROUPS + 1, 10_000)
     assert [row.count for row in audit.rows if row.actor == OTHERS] == [10_000 - MAX_GROUPS]
 
 
@@ -88,23 +90,15 @@ async def test_a_key_that_names_many_end_users_hides_no_one_elses_entries(audit,
 async def test_what_cannot_be_written_is_counted_on(audit, caplog):
     audit.away = True
     refusals = CountingAudit(audit, window=0.001)
-    refusals.note(asked_by(anonymous_caller("10.0.0.7", "")), Outcome(401, "error"))
-    await asyncio.wait_for(audit.asked.wait(), 60)
-    refusals.note(asked_by(anonymous_caller("10.0.0.7", "")), Outcome(401, "error"))
-    audit.asked.clear()
-    await asyncio.wait_for(audit.asked.wait(), 60)
+    for _ in range(2):
+        audit.asked.clear()
+        refusals.note(asked_by(anonymous_caller("10.0.0.7", "")), Outcome(401, "error"))
+        await asyncio.wait_for(audit.asked.wait(), 60)
     assert not audit.rows
     audit.away = False
     await refusals.close()
     assert counted(audit) == [("address:10.0.0.7", "/v1/models", 401, 2)]
     assert "The store cannot be reached." in caplog.text
-
-
-@pytest.mark.parametrize("route", ["/v1/models", ""])
-async def test_a_route_that_is_none_is_no_refusal_of_a_key(audit, refusals, route):
-    refusals.note(asked_by(anonymous_caller("10.0.0.7", ""), route), Outcome(404))
-    await refusals.close()
-    assert not audit.rows
 
 
 async def test_strangers_hide_no_callers_entries(audit, refusals):

@@ -56,19 +56,17 @@ async def called_by_a_chat(tokenizer_dir: Path) -> dict[str, list[str]]:
     """
     tokenizer = TextTokenizer(tokenizer_dir)
     triton = ScriptedTriton(card_of(tokenizer_dir, tokenizer), lambda tensors: [])
-    async with triton:
-        settings = GatewaySettings(triton=f"127.0.0.1:{triton.port}", refresh="600s")
-        async with serving(settings) as (client, server):
-            stack = Stack(triton, client, tokenizer, server)
-            stack.say("The quick brown fox jumps over the lazy dog.", wait=0.005)
-            await stack.events()
-            with CalledFunctions() as idle:
-                await asyncio.sleep(0.3)
-            chats = [CalledFunctions() for _ in range(3)]
-            for chat in chats:
-                with chat:
-                    assert (await stack.events())[-1] == "[DONE]"
-                    await asyncio.sleep(0.1)
+    async with triton, serving(GatewaySettings(triton=triton.address, refresh="600s")) as (client, server):
+        stack = Stack(triton, client, tokenizer, server)
+        stack.say("The quick brown fox jumps over the lazy dog.", wait=0.005)
+        await stack.events()
+        with CalledFunctions() as idle:
+            await asyncio.sleep(0.3)
+        chats = [CalledFunctions() for _ in range(3)]
+        for chat in chats:
+            with chat:
+                assert (await stack.events())[-1] == "[DONE]"
+                await asyncio.sleep(0.1)
     found: defaultdict[str, list[str]] = defaultdict(list)
     # timers of a busy machine call others in some chats
     called = set.intersection(*(chat.codes for chat in chats)) - idle.codes

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 
 from tests.support.gateway_stack import running
 from tests.support.scripted_triton import Step
-from tests.support.waiting import GENEROUS, eventually
+from tests.support.waiting import GENEROUS
 
 PATH = "/v1/responses"
 
@@ -17,47 +17,42 @@ async def create(stack, **fields):
     return await stack.client.post(PATH, json={"model": "tiny", "input": "hi", **fields})
 
 
-async def events_of(answer, stop_after=None):
+async def events_of(stream, stop_after=None):
     """The events of a stream, as they are read; leaves it after `stop_after` of them."""
     found = []
-    async for line in answer.aiter_lines():
-        if line.startswith("data: "):
-            found.append(json.loads(line.removeprefix("data: ")))
-            if stop_after is not None and len(found) >= stop_after:
-                break
+    async with stream as answer:
+        assert answer.status_code == 200, await answer.aread()
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        async for line in answer.aiter_lines():
+            if line.startswith("data: "):
+                found.append(json.loads(line.removeprefix("data: ")))
+                if len(found) == stop_after:
+                    break
     return found
 
 
-async def created(stack, stop_after=None, **fields):
+def created(stack, stop_after=None, **fields):
     body = {"model": "tiny", "input": "hi", "stream": True, **fields}
-    async with stack.client.stream("POST", PATH, json=body) as answer:
-        assert answer.status_code == 200, await answer.aread()
-        return await events_of(answer, stop_after)
+    return events_of(stack.client.stream("POST", PATH, json=body), stop_after)
 
 
-async def streamed(stack, response_id, **query):
-    query = {"stream": "true", **query}
-    async with stack.client.stream("GET", f"{PATH}/{response_id}", params=query) as answer:
-        assert answer.status_code == 200, await answer.aread()
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        return await events_of(answer)
+def streamed(stack, response_id, **query):
+    return events_of(stack.client.stream("GET", f"{PATH}/{response_id}", params={"stream": "true", **query}))
 
 
 async def test_a_stream_is_sent_again(stack):
     stack.say("Hello world! How are you?")
     sent = await created(stack)
     name = sent[0]["response"]["id"]
-    assert await streamed(stack, name) == sent
-    assert await streamed(stack, name, starting_after=5) == sent[6:]
+    assert (await streamed(stack, name), await streamed(stack, name, starting_after=5)) == (sent, sent[6:])
 
 
 async def test_the_input_is_listed_as_openai_lists_it(stack):
     """openai-python 3.52: each item is one of ResponseItem, and `input_items.list` pages by limit, after and order."""
-    call = {"type": "function_call", "call_id": "c", "name": "now", "arguments": "{}"}
     given = [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": [{"type": "output_text", "text": "Hello"}]},
-        call,
+        {"type": "function_call", "call_id": "c", "name": "now", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c", "output": "12"},
         {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
         {"role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
@@ -83,8 +78,7 @@ async def test_a_response_that_was_not_streamed_can_be(stack):
     stack.say("Hello world!")
     whole = (await create(stack)).json()
     events = await streamed(stack, whole["id"])
-    assert events[-1]["response"] == whole
-    assert await streamed(stack, whole["id"], starting_after=len(events) + 9) == []
+    assert (events[-1]["response"], await streamed(stack, whole["id"], starting_after=len(events) + 9)) == (whole, [])
     assert "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta") == "Hello world!"
 
 
@@ -96,10 +90,8 @@ async def test_a_background_response_streams_and_goes_on_without_its_reader(stac
     rest, again = await asyncio.gather(
         streamed(stack, name, starting_after=first[-1]["sequence_number"]), streamed(stack, name)
     )
-    assert [event["sequence_number"] for event in rest] == list(range(4, 4 + len(rest)))
-    assert first + rest == again
-    assert rest[-1]["type"] == "response.completed"
-    assert await streamed(stack, name) == again
+    assert ([event["sequence_number"] for event in rest], first + rest) == (list(range(4, 4 + len(rest))), again)
+    assert (rest[-1]["type"], await streamed(stack, name)) == ("response.completed", again)
     assert (await stack.client.get(f"{PATH}/{name}")).json() == again[-1]["response"]
 
 
@@ -108,14 +100,8 @@ async def test_what_is_generated_can_be_read_meanwhile(stack):
     running = (await create(stack, background=True)).json()
     assert running["status"] == "in_progress"
 
-    async def so_far():
-        return (await stack.client.get(f"{PATH}/{running['id']}")).json()
-
-    async def has_text():
-        return (await so_far())["output"]
-
-    await eventually(has_text)
-    now = await so_far()
+    while not (now := (await stack.client.get(f"{PATH}/{running['id']}")).json())["output"]:
+        await asyncio.sleep(0.01)
     assert (now["status"], now["usage"]) == ("in_progress", None)
     assert "Hello world! How".startswith(now["output"][0]["content"][0]["text"][:16])
     early = await create(stack, previous_response_id=running["id"])
@@ -132,8 +118,7 @@ async def test_cancel_ends_every_reader(stack):
     await asyncio.sleep(0.3)
     stopped = (await stack.client.post(f"{PATH}/{running['id']}/cancel")).json()
     assert stopped["status"] == "cancelled"
-    seen = await asyncio.wait_for(reader, GENEROUS)
-    assert await streamed(stack, running["id"]) == seen
+    assert await streamed(stack, running["id"]) == await asyncio.wait_for(reader, GENEROUS)
     assert (await stack.client.get(f"{PATH}/{running['id']}")).json() == stopped
     again = await stack.client.post(f"{PATH}/{running['id']}/cancel")
     assert (again.status_code, again.headers["x-should-retry"]) == (400, "false")
@@ -141,30 +126,24 @@ async def test_cancel_ends_every_reader(stack):
 
 
 async def test_an_engine_that_refuses_fails_a_background_response(stack):
-
     stack.steps(Step(error="embedding_bias: not supported by target openvino", final=True))
     running = (await create(stack, background=True)).json()
 
-    async def over():
-        return (await stack.client.get(f"{PATH}/{running['id']}")).json()["status"] != "in_progress"
-
-    await eventually(over)
-    failed = (await stack.client.get(f"{PATH}/{running['id']}")).json()
-    assert failed["status"] == "failed"
-    assert "logit_bias" in failed["error"]["message"]
+    while (failed := (await stack.client.get(f"{PATH}/{running['id']}")).json())["status"] == "in_progress":
+        await asyncio.sleep(0.01)
+    assert (failed["status"], "logit_bias" in failed["error"]["message"]) == ("failed", True)
     assert [e["type"] for e in await streamed(stack, running["id"])][-1] == "response.failed"
 
 
 async def test_a_query_that_says_nothing(stack):
+    stack.say("Hello")
+    name = (await create(stack)).json()["id"]
     for query, param in [
-        ({"starting_after": "3"}, "starting_after"),
-        ({"stream": "true", "starting_after": "x"}, "starting_after"),
-        ({"stream": "true", "starting_after": "-1"}, "starting_after"),
-        ({"stream": "yes"}, "stream"),
+        ("starting_after=3", "starting_after"),
+        *((f"stream=true&starting_after={wrong}", "starting_after") for wrong in ("x", "-1")),
+        ("stream=yes", "stream"),
     ]:
-        stack.say("Hello")
-        name = (await create(stack)).json()["id"]
-        answer = await stack.client.get(f"{PATH}/{name}", params=query)
+        answer = await stack.client.get(f"{PATH}/{name}?{query}")
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 

@@ -7,17 +7,16 @@ from pathlib import Path
 
 import pytest
 from redis import Redis
-from sqlalchemy import select
 
 from llmops.gateway.conversations.answer_run import AnswerLog
 from llmops.gateway.generation.parsers.output_processor import ContentDelta
 from llmops.gateway.settings import GatewaySettings, ResumeSettings
 from llmops.store.factory import open_store
-from llmops.store.tables import usage_records
 from tests.support.gateway_stack import serving
 from tests.support.resuming_reader import CHAT, OPENAI, RESPONSES, BackgroundReader, ResumingReader
 from tests.support.servers import Valkey
 from tests.support.told_answers import ToldAnswers
+from tests.support.usage_rows import billed_rows
 from tests.support.waiting import GENEROUS, eventually
 
 CHATS = "/api/conversations"
@@ -42,9 +41,8 @@ def patient(monkeypatch: pytest.MonkeyPatch, valkey: Valkey) -> None:
 @pytest.fixture
 async def told(card, tokenizer):
     answers = ToldAnswers(card, tokenizer)
-    await answers.triton.start()
-    yield answers
-    await answers.triton.stop()
+    async with answers.triton:
+        yield answers
 
 
 def shared(told: ToldAnswers, valkey: Valkey, folder: Path, lease: str) -> GatewaySettings:
@@ -69,17 +67,14 @@ def reader_of(path: str, question: str) -> ResumingReader:
 @pytest.mark.parametrize("path", [CHAT, OPENAI, RESPONSES])
 async def test_a_stream_goes_on_at_another_gateway(gateways, told, path):
     one, other = gateways
-    reader, again = reader_of(path, "Where is it?"), reader_of(path, "Where is it?")
+    reader, again, whole = (reader_of(path, "Where is it?") for _ in range(3))
     await reader.read(one, 4)
-    again.run = reader.run
+    again.run = whole.run = reader.run
     await asyncio.gather(reader.whole(other), again.whole(other))
+    await whole.whole(one)
     assert reader.text == again.text == told.text("Where is it?")
     # the events are the same bytes, wherever they are made
-    assert reader.raw == again.raw
-    whole = reader_of(path, "Where is it?")
-    whole.run = reader.run
-    await whole.whole(one)
-    assert whole.raw == reader.raw
+    assert reader.raw == again.raw == whole.raw
 
 
 async def test_only_its_owner_reads_or_stops_a_stream_and_a_wrong_event_id_is_refused(gateways):
@@ -154,7 +149,7 @@ async def test_a_valkey_that_goes_away_in_the_middle_ends_nothing(told, tmp_path
     monkeypatch.setattr("llmops.gateway.conversations.checkpoints.TIMEOUT", 0.5)
     told.wait = 0.05
     with Valkey() as own:
-        settings = GatewaySettings(triton=f"127.0.0.1:{told.triton.port}", redis=own.url)
+        settings = GatewaySettings(triton=told.triton.address, redis=own.url)
         async with serving(settings) as (one, _), serving(settings) as (other, _):
             reader = ResumingReader("Where is it?")
             await reader.read(one, 3)
@@ -176,11 +171,9 @@ async def test_an_answer_of_a_gateway_that_ends_goes_on_at_another(told, valkey,
         async with serving(settings) as (one, _):
             talk = (await one.post(CHATS, json={})).json()["id"]
             other_talk = (await one.post("/v1/conversations", json={})).json()["id"]
-            readers = {
-                "Where is it?": ResumingReader("Where is it?", conversation_id=talk),
-                "Who?": ResumingReader("Who?", OPENAI),
-                "When?": BackgroundReader("When?", conversation=other_talk),
-            }
+            readers = {"Where is it?": ResumingReader("Where is it?", conversation_id=talk)}
+            readers["Who?"] = ResumingReader("Who?", OPENAI)
+            readers["When?"] = BackgroundReader("When?", conversation=other_talk)
             for reader in readers.values():
                 await reader.read(one, 5)
         for question, reader in readers.items():
@@ -191,8 +184,8 @@ async def test_an_answer_of_a_gateway_that_ends_goes_on_at_another(told, valkey,
         assert [item["role"] for item in items] == ["assistant", "user"]
         message = (await other.get(f"{CHATS}/{talk}")).json()["messages"][-1]
         assert (message["content"], message["status"]) == (told.text("Where is it?"), "completed")
-    async with await open_store(settings.store) as store, store.read() as connection:
-        rows = (await connection.execute(select(usage_records))).mappings().all()
+    async with await open_store(settings.store) as store:
+        rows = await billed_rows(store)
     billed = sorted((row["request_id"], row["output_tokens"], row["finish_reason"]) for row in rows)
     assert billed == sorted((reader.run, 40, "stop") for reader in readers.values())
 

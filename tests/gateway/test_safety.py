@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import json
 import time
+from unittest.mock import AsyncMock
 
+import openai
 import pytest
 from openai.types import Moderation
 
@@ -18,7 +20,7 @@ from llmops.gateway.settings import GuardSettings, SafetySettings
 from llmops.gateway.telemetry.metrics import GatewayMetrics
 from llmops.store.audit import list_audit_entries
 from llmops.store.factory import open_store
-from tests.support.gateway_stack import running, text_of
+from tests.support.gateway_stack import BODIES, CHAT, COMPLETIONS, MESSAGES, RESPONSES, running, text_of
 from tests.support.pages import Page, PageServer
 from tests.support.scripted_triton import Step
 
@@ -46,10 +48,14 @@ async def test_hold_lets_no_byte_of_a_match_out_and_frees_the_engine(card, token
         await stack.idle()
         answer = (await stack.chat()).json()["choices"][0]
         assert (answer["message"]["content"], answer["finish_reason"]) == ("The key is ", "content_filter")
-        stack.say("Nothing to see here, and it is a long answer with many words in it.")
-        assert await finish_of(stack) == ("Nothing to see here, and it is a long answer with many words in it.", "stop")
+        long = "Nothing to see here, and it is a long answer with many words in it."
+        stack.say(long)
+        assert await finish_of(stack) == (long, "stop")
         page = (await stack.client.get("/metrics")).text
         assert 'llmops_safety_findings_total{action="hold",filter="keys",side="answer"} 2.0' in page
+        # what the engine generated for the text is counted
+        stack.say(SECRET)
+        assert 0 < (await stack.chat()).json()["usage"]["completion_tokens"] <= len(tokenizer.encode(SECRET))
 
 
 async def test_cut_ends_the_answer_and_observe_only_counts(card, tokenizer):
@@ -66,30 +72,19 @@ async def test_cut_ends_the_answer_and_observe_only_counts(card, tokenizer):
         assert 'llmops_safety_findings_total{action="observe",filter="keys",side="answer"} 1.0' in page
 
 
-async def test_usage_counts_what_the_engine_generated_for_the_text(card, tokenizer):
-    async with running(card, tokenizer, safety=safety()) as stack:
-        stack.say(SECRET)
-        usage = (await stack.chat()).json()["usage"]
-        assert 0 < usage["completion_tokens"] <= len(tokenizer.encode(SECRET))
-
-
 async def test_a_prompt_is_refused_by_every_api(card, tokenizer):
     async with running(card, tokenizer, safety=safety(prompt=["keys"])) as stack:
         for path, body in [
-            ("/v1/chat/completions", {"messages": [{"role": "user", "content": SECRET}]}),
-            ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": SECRET}]}]}),
-            ("/v1/completions", {"prompt": SECRET}),
-            ("/v1/completions", {"prompt": tokenizer.encode(SECRET)}),
-            ("/v1/responses", {"input": SECRET}),
-            ("/v1/messages", {"max_tokens": 5, "messages": [{"role": "user", "content": SECRET}]}),
+            *((path, {"messages": [{"role": "user", "content": SECRET}]}) for path in (CHAT, MESSAGES)),
+            (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": SECRET}]}]}),
+            *((COMPLETIONS, {"prompt": prompt}) for prompt in (SECRET, tokenizer.encode(SECRET))),
+            (RESPONSES, {"input": SECRET}),
         ]:
             stack.say("Hello")
-            answer = await stack.client.post(path, json={"model": "tiny", **body})
-            assert answer.status_code == 400, answer.text
-            assert "secrets" in answer.json()["error"]["message"]
-            assert "sk-0011" not in answer.text
-            if path != "/v1/messages":
-                assert answer.json()["error"]["code"] == "content_policy_violation"
+            answer = await stack.client.post(path, json={**BODIES[path], **body})
+            error = answer.json()["error"]
+            assert (answer.status_code, "secrets" in error["message"], "sk-0011" in answer.text) == (400, True, False)
+            assert path == MESSAGES or error["code"] == "content_policy_violation"
             assert stack.triton.active == 0
 
 
@@ -145,7 +140,7 @@ async def test_a_request_over_its_quota_is_not_judged_and_a_refused_one_uses_non
         return verdict_of(text)
 
     async with moderated(card, tokenizer, judge, "observe", quotas={"each": {"tpm": 100}}) as stack:
-        prompts = {"/v1/completions": {"prompt": "forbidden"}, "/v1/chat/completions": {"messages": [FORBIDDEN]}}
+        prompts = {COMPLETIONS: {"prompt": "forbidden"}, CHAT: {"messages": [FORBIDDEN]}}
         for path, body in prompts.items():
             for most, status in ((99, 429), (60, 400), (60, 400)):
                 answer = await stack.client.post(path, json={"model": "tiny", "max_tokens": most, **body})
@@ -188,34 +183,28 @@ async def test_a_service_that_dies_in_the_middle_obeys_fail(card, tokenizer, fai
     async with moderated(card, tokenizer, judge, fail=fail) as stack:
         stack.say(text)
         got, finish = await finish_of(stack)
-        if fail == "open":
-            assert (got, finish) == (text, "stop")
-        else:
-            assert finish == "content_filter"
-            assert 0 < len(got) < len(text)
         prompt = await stack.chat()
-        assert prompt.status_code == (200 if fail == "open" else 503), prompt.text
-        if fail == "closed":
+        if fail == "open":
+            assert (got, finish, prompt.status_code) == (text, "stop", 200)
+        else:
+            assert (finish, 0 < len(got) < len(text), prompt.status_code) == ("content_filter", True, 503)
             assert prompt.json()["error"]["code"] == "safety_unavailable"
             assert int(prompt.headers["retry-after"]) >= 1
-        page = (await stack.client.get("/metrics")).text
-        assert 'llmops_safety_failures_total{filter="remote"}' in page
+        assert 'llmops_safety_failures_total{filter="remote"}' in (await stack.client.get("/metrics")).text
 
 
 @pytest.mark.parametrize("answer", [b"<html>no</html>", b"[]", b'{"results": []}', b'{"results": [{"flagged": "x"'])
 async def test_a_service_that_answers_nonsense_is_a_filter_that_is_away(card, tokenizer, answer):
     async with moderated(card, tokenizer, lambda text: Page(answer)) as stack:
-        stack.say("Hello")
         assert (await stack.chat()).status_code == 503
 
 
-@pytest.mark.parametrize(("category", "kept"), [("a\ud800b\0\x1b[2J\u202e", "ab[2J"), ("\udfff", "flagged")])
-async def test_a_category_of_a_service_has_no_unsafe_characters(card, tokenizer, category, kept):
+async def test_a_category_of_a_service_has_no_unsafe_characters(card, tokenizer):
     """Before the fix, half of a surrogate pair was stored in the audit log, which then could not be read."""
-    answer = Page(json.dumps({"results": [{"flagged": True, "categories": {category: True}}]}))
-    async with moderated(card, tokenizer, lambda text: answer) as stack:
-        error = (await stack.chat()).json()["error"]
-        assert f"({kept})" in error["message"], error
+    async with moderated(card, tokenizer, lambda text: Page(json.dumps(found))) as stack:
+        for category, kept in (("a\ud800b\0\x1b[2J\u202e", "ab[2J"), ("\udfff", "flagged")):
+            found = {"results": [{"flagged": True, "categories": {category: True}}]}
+            assert f"({kept})" in (await stack.chat()).json()["error"]["message"]
 
 
 async def test_moderations_speak_openais_api(card, tokenizer):
@@ -231,15 +220,19 @@ async def test_moderations_speak_openais_api(card, tokenizer):
         unjudged = {key: [] for key in OPENAI_CATEGORIES}
         assert results[1]["category_applied_input_types"] == {**unjudged, "secrets": ["text"], "script": ["text"]}
         Moderation.model_validate(results[1])
-        import openai
-
         client = openai.AsyncOpenAI(base_url=f"{stack.client.base_url}/v1", api_key="none")
         assert (await client.moderations.create(input=SECRET)).results[0].flagged
 
 
 async def test_moderations_of_callers_take_turns(card, tokenizer, monkeypatch):
     """Before, they were judged in their order: a caller's flood held up the texts of all others."""
-    monkeypatch.setattr(ModerationFilter, "judge", judged := JudgedSlowly())
+    judged: list[str] = []
+
+    async def judge(self, text: str) -> None:
+        judged.append(text)
+        await asyncio.sleep(0.02)
+
+    monkeypatch.setattr(ModerationFilter, "judge", judge)
     filters = {"http": {"kind": "http", "url": "http://127.0.0.1:9/v1/moderations"}}
     async with running(card, tokenizer, safety={"filters": filters}) as stack:
 
@@ -248,11 +241,11 @@ async def test_moderations_of_callers_take_turns(card, tokenizer, monkeypatch):
             assert answer.status_code == 200
 
         flood = [asyncio.create_task(ask("evil", "flood")) for _ in range(80)]
-        while judged.texts.count("flood") < 16:
+        while judged.count("flood") < 16:
             await asyncio.sleep(0.01)
-        before = len(judged.texts)
+        before = len(judged)
         await ask("other", "mine")
-        assert len(judged.texts) - before < 160
+        assert len(judged) - before < 160
         await asyncio.gather(*flood)
 
 
@@ -266,8 +259,7 @@ async def test_prompts_and_answers_of_callers_take_turns():
         return verdict_of(text)
 
     async with moderation_server(judge) as url:
-        settings = SafetySettings(**http_safety(url, "hold", timeout="1m"))
-        safety = create_safety(settings, GatewayMetrics(), None, None)
+        safety = create_safety(SafetySettings(**http_safety(url, "hold", timeout="1m")), GatewayMetrics(), None, None)
         evil, other = Caller(share="evil/1"), Caller(share="other/1")
         flood = [asyncio.create_task(safety.check_prompt(["flood"], evil)) for _ in range(500)]
         while not texts:
@@ -298,19 +290,9 @@ async def test_tenants_take_turns_for_the_search_of_texts_with_many_escapes(monk
     await asyncio.gather(*flood)
 
 
-class JudgedSlowly:
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    async def __call__(self, text: str) -> None:
-        self.texts.append(text)
-        await asyncio.sleep(0.02)
-
-
 async def test_findings_are_on_record_without_the_text(card, tokenizer, tmp_path):
     store = f"sqlite:///{tmp_path / 'store.db'}"
-    settings = safety(prompt=["keys"])
-    async with running(card, tokenizer, store=store, safety=settings) as stack:
+    async with running(card, tokenizer, store=store, safety=safety(prompt=["keys"])) as stack:
         for _ in range(2):
             asked = await stack.chat(messages=[{"role": "user", "content": SECRET}], safety_identifier="u-1")
             assert asked.status_code == 400
@@ -359,11 +341,9 @@ async def test_a_guard_model_judges_prompts_and_answers_and_not_itself(card, tok
     async with running({**card, "max_seq_len": 1024}, tokenizer, safety=guard_safety()) as stack:
         guarded = GuardStack(stack, "It is a knife.", lambda text: "unsafe\nS1" if "knife" in text else "safe")
         text, finish = await finish_of(stack)
-        assert (text, finish) == ("", "content_filter")
-        assert guarded.judged == ["Hello", "It is a knife."]
+        assert (text, finish, guarded.judged) == ("", "content_filter", ["Hello", "It is a knife."])
         refused = await stack.chat(messages=[{"role": "user", "content": "Where is a knife?"}])
-        assert refused.status_code == 400
-        assert "violence" in refused.json()["error"]["message"]
+        assert (refused.status_code, "violence" in refused.json()["error"]["message"]) == (400, True)
         result = (await stack.client.post("/v1/moderations", json={"input": "a knife"})).json()["results"][0]
         assert result["categories"] == {**dict.fromkeys(OPENAI_CATEGORIES, False), "violence": True, "guard": False}
 
@@ -382,31 +362,21 @@ async def test_what_a_guard_model_read_for_one_tenant_is_in_no_others_cache(card
         GuardStack(stack, "It is a knife.")
         salts = {}
         for tenant in ("acme", "evil"):
-            before, headers = len(stack.triton.requests), {"x-tenant": tenant}
-            assert (
-                await stack.client.post("/v1/chat/completions", json=stack.chat_body, headers=headers)
-            ).status_code == 200
-            judged = await stack.client.post("/v1/moderations", json={"input": "a knife"}, headers=headers)
-            assert judged.status_code == 200
+            before = len(stack.triton.requests)
+            for path, body in ((CHAT, stack.chat_body), ("/v1/moderations", {"input": "a knife"})):
+                answer = await stack.client.post(path, json=body, headers={"x-tenant": tenant})
+                assert answer.status_code == 200
             salts[tenant] = {tuple(one.get("cache_salt", ())) for one in stack.triton.requests[before:]}
         assert salts["acme"].isdisjoint(salts["evil"])
         assert () not in salts["acme"] | salts["evil"]
 
 
-@pytest.mark.parametrize(
-    ("verdict", "category"),
-    [("unsafe\nS1", "violence"), ("unsafe\nS7", "S7"), ("unsafe", "guard"), ("unsafe\n\x1b[2J", "guard")],
-)
-async def test_a_guard_model_invents_no_category(verdict, category):
+async def test_a_guard_model_invents_no_category():
     """Before the fix, a text that had the model write any word made that a category of the audit log."""
-
-    async def generate(model, text, tokens):
-        return verdict
-
+    said = {"unsafe\nS1": "violence", "unsafe\nS7": "S7", "unsafe": "guard", "unsafe\n\x1b[2J": "guard"}
+    generate = AsyncMock(side_effect=said)
     judge = GuardFilter("guard", "guard", GuardSettings(model="m", categories={"S1": "violence"}), generate)
-    found = await judge.judge("text")
-    assert found is not None
-    assert found.category == category
+    assert [(await judge.judge("text")).category for _ in said] == [*said.values()]
 
 
 @pytest.mark.parametrize("fail", ["open", "closed"])
@@ -422,13 +392,8 @@ async def test_a_guard_model_that_gives_no_verdict_obeys_fail(card, tokenizer, f
         await stack.idle()
 
 
-@pytest.mark.parametrize(
-    ("filter_", "problem"),
-    [
-        ({"kind": "model"}, "either `head` or `guard`"),
-        ({"kind": "model", "guard": {"model": "x", "prompt": "Is it?"}}, "write {text} where it belongs"),
-    ],
-)
-def test_a_guard_that_cannot_work_is_named(filter_, problem):
-    with pytest.raises(ValueError, match=problem):
-        SafetySettings.model_validate({"filters": {"guard": filter_}})
+def test_a_guard_that_cannot_work_is_named():
+    guard = {"model": "x", "prompt": "Is it?"}
+    for more, problem in (({}, "either `head` or `guard`"), ({"guard": guard}, "write {text} where it belongs")):
+        with pytest.raises(ValueError, match=problem):
+            SafetySettings.model_validate({"filters": {"guard": {"kind": "model", **more}}})

@@ -21,14 +21,13 @@ def test_order(tmp_path, monkeypatch):
     assert settings.models["smollm2"].metadata_fields() == {"tokenizer_dir": "/srv/tokenizer"}
 
 
-def test_defaults():
+def test_defaults_also_of_a_file_that_holds_nothing_and_beside_variables_of_other_commands(tmp_path, monkeypatch):
+    for name in ("CACHE", "API_KEY"):
+        monkeypatch.setenv(f"LLMOPS_{name}", "/x")
     settings = load_settings()
     assert (settings.triton, settings.port) == ("127.0.0.1:8001", 9000)
-
-
-def test_a_file_that_holds_nothing(tmp_path):
     (tmp_path / "gateway.yaml").write_text("# nothing\n")
-    assert load_settings(tmp_path / "gateway.yaml").model_dump() == load_settings().model_dump()
+    assert load_settings(tmp_path / "gateway.yaml").model_dump() == settings.model_dump()
 
 
 def test_what_cannot_be_read(tmp_path):
@@ -44,22 +43,26 @@ def test_sections_of_file_and_environment_are_laid_over_each_other(tmp_path, mon
     monkeypatch.setenv("LLMOPS_LIMITS", '{"queued": 3}')
     settings = load_settings(config)
     found = {name: (model.vocab_size, model.target) for name, model in settings.models.items()}
-    assert found == {"a": (7, "x"), "b": (None, "y")}
-    assert (settings.limits.queued, settings.limits.tools) == (3, 128)
+    assert (found, settings.limits.queued, settings.limits.tools) == ({"a": (7, "x"), "b": (None, "y")}, 3, 128)
 
 
-def test_an_environment_variable_that_is_not_json(monkeypatch):
-    monkeypatch.setenv("LLMOPS_LIMITS", "{many")
-    with pytest.raises(InputError, match="The environment variable LLMOPS_LIMITS is not JSON"):
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("LIMITS", "{many", "The environment variable LLMOPS_LIMITS is not JSON"),
+        ("TIMEOUTS__IDEL", "1", r"Unknown setting `timeouts\.idel` .*did you mean `idle`\?"),
+        ("TRITOM", "x:1", "LLMOPS_TRITOM is an unknown setting; did you mean LLMOPS_TRITON"),
+    ],
+)
+def test_an_environment_variable_that_cannot_be_used(monkeypatch, name, value, said):
+    monkeypatch.setenv(f"LLMOPS_{name}", value)
+    with pytest.raises(InputError, match=said):
         load_settings()
 
 
-def test_an_unknown_flag_and_one_in_the_environment_s_sections(monkeypatch):
+def test_an_unknown_flag():
     with pytest.raises(InputError, match=r"Unknown setting `tritons`.*did you mean `triton`\?"):
         load_settings(tritons="x:1")
-    monkeypatch.setenv("LLMOPS_TIMEOUTS__IDEL", "1")
-    with pytest.raises(InputError, match=r"Unknown setting `timeouts\.idel` .*did you mean `idle`\?"):
-        load_settings()
 
 
 CLOUD = "providers: {cloud: {url: 'https://localhost/v1'}}\n"
@@ -101,18 +104,6 @@ def test_a_wrong_file(tmp_path, text, said):
     with pytest.raises(InputError, match=said) as refused:
         load_settings(config)
     assert "secret" not in str(refused.value)
-
-
-def test_a_misspelt_environment_setting(monkeypatch):
-    monkeypatch.setenv("LLMOPS_TRITOM", "x:1")
-    with pytest.raises(InputError, match="LLMOPS_TRITOM is an unknown setting; did you mean LLMOPS_TRITON"):
-        load_settings()
-
-
-def test_variables_of_other_commands_are_left_alone(monkeypatch):
-    monkeypatch.setenv("LLMOPS_CACHE", "/x")
-    monkeypatch.setenv("LLMOPS_API_KEY", "k")
-    assert load_settings().port == 9000
 
 
 @pytest.mark.parametrize("address", ["nonsense", "http://127.0.0.1:8001", ":8001", "triton:99999", "triton:"])

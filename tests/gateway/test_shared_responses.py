@@ -21,7 +21,7 @@ class Pair:
     """Two gateways in front of one Triton."""
 
     def __init__(self, stack: Stack, *others: httpx.AsyncClient) -> None:
-        self.clients, self.say = [stack.client, *others], stack.say
+        self.clients, self.say, self.idle = [stack.client, *others], stack.say, stack.idle
         self.triton, self.tokenizer = stack.triton, stack.tokenizer
 
     async def ask(self, index: int, method: str, tail: str = "", **body) -> httpx.Response:
@@ -29,6 +29,10 @@ class Pair:
 
     async def create(self, index: int, **fields) -> dict:
         return (await self.ask(index, "POST", model="tiny", input="hi", **fields)).json()
+
+
+def events_of(lines) -> list[dict]:
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
 
 
 @pytest.fixture
@@ -51,10 +55,8 @@ async def test_a_finished_response_is_everywhere(pair):
     assert (await pair.ask(1, "GET", f"/{first['id']}/input_items")).json()["data"][0]["role"] == "user"
     events = (await pair.ask(1, "GET", f"/{first['id']}?stream=true&starting_after=2")).text
     assert events.count("event: ") == events.count("data: ") > 3
-    second = await pair.create(1, previous_response_id=first["id"])
-    assert second["status"] == "completed"
-    prompt = pair.tokenizer.decode(pair.triton.requests[-1]["input_ids"])
-    assert "<assistant>Paris." in prompt
+    assert (await pair.create(1, previous_response_id=first["id"]))["status"] == "completed"
+    assert "<assistant>Paris." in pair.tokenizer.decode(pair.triton.requests[-1]["input_ids"])
     assert (await pair.ask(1, "DELETE", f"/{first['id']}")).json()["deleted"]
     assert (await pair.ask(0, "GET", f"/{first['id']}")).status_code == 404
 
@@ -65,7 +67,7 @@ async def test_cancel_reaches_the_gateway_that_generates(pair):
     await eventually(lambda: pair.triton.active == 1)
     stopped = await pair.ask(1, "POST", f"/{running['id']}/cancel")
     assert (stopped.status_code, stopped.json()["status"]) == (200, "cancelled")
-    await eventually(lambda: pair.triton.active == 0)
+    await pair.idle()
     for index in (0, 1):
         assert (await pair.ask(index, "GET", f"/{running['id']}")).json() == stopped.json()
 
@@ -75,20 +77,12 @@ async def test_a_response_that_another_gateway_deletes_ends_and_stays_deleted(pa
     pair.say("Hello world! How are you? ", Step(hang=True))
     running = await pair.create(0, background=True)
     await eventually(lambda: pair.triton.active == 1)
-    events: list[dict] = []
-
-    async def follow() -> None:
-        async with pair.clients[0].stream("GET", f"{PATH}/{running['id']}?stream=true", timeout=GENEROUS) as reply:
-            async for line in reply.aiter_lines():
-                if line.startswith("data: "):
-                    events.append(json.loads(line[6:]))
-
-    reader = asyncio.create_task(follow())
-    await eventually(lambda: events)
-    assert (await pair.ask(1, "DELETE", f"/{running['id']}")).status_code == 200
-    await eventually(lambda: pair.triton.active == 0)
-    await reader
-    assert events[-1]["response"]["error"]["message"] == RESPONSE_GONE
+    async with pair.clients[0].stream("GET", f"{PATH}/{running['id']}?stream=true", timeout=GENEROUS) as reply:
+        lines = reply.aiter_lines()
+        await anext(lines)
+        assert (await pair.ask(1, "DELETE", f"/{running['id']}")).status_code == 200
+        await pair.idle()
+        assert events_of([line async for line in lines])[-1]["response"]["error"]["message"] == RESPONSE_GONE
     for index in (0, 1):
         assert (await pair.ask(index, "GET", f"/{running['id']}")).status_code == 404
     assert f"The response {running['id']} ends: a client deleted it, or its row" in caplog.text
@@ -100,8 +94,7 @@ async def test_a_response_that_streams_while_all_is_deleted_is_not_stored(pair):
     asked = asyncio.create_task(pair.ask(0, "POST", model="tiny", input="hi", stream=True))
     await eventually(lambda: pair.triton.active == 1)
     assert (await pair.clients[1].delete("/api/conversations")).status_code == 200
-    events = [json.loads(line[6:]) for line in (await asked).text.splitlines() if line.startswith("data: ")]
-    last = events[-1]["response"]
+    last = events_of((await asked).text.splitlines())[-1]["response"]
     assert (last["status"], last["store"]) == ("completed", False)
     assert (await pair.ask(1, "GET", f"/{last['id']}")).status_code == 404
     pair.say("Paris.")
@@ -116,9 +109,8 @@ async def test_a_stream_can_be_read_in_parts_from_the_other_gateway(pair):
         after = f"&starting_after={followed.count('data: ') - 1}" if followed else ""
         followed += (await pair.ask(1, "GET", f"/{running['id']}?stream=true{after}")).text
         await asyncio.sleep(0.02)
-    again = (await pair.ask(0, "GET", f"/{running['id']}?stream=true")).text
-    assert followed == again
-    numbers = [json.loads(line[6:])["sequence_number"] for line in followed.splitlines() if line.startswith("data: ")]
+    assert followed == (await pair.ask(0, "GET", f"/{running['id']}?stream=true")).text
+    numbers = [event["sequence_number"] for event in events_of(followed.splitlines())]
     assert numbers == list(range(len(numbers)))
 
 
@@ -148,7 +140,7 @@ async def test_a_response_that_outgrows_the_store_says_so(card, tokenizer, tmp_p
         followed = (await pair.ask(0, "GET", f"/{large['id']}?stream=true")).text
         stored = (await pair.ask(0, "GET", f"/{large['id']}")).json()
         again = (await pair.ask(0, "GET", f"/{large['id']}?stream=true")).text
-    last = json.loads(followed.rsplit("data: ", 1)[1])["response"]
+    last = events_of(followed.splitlines())[-1]["response"]
     assert (last["status"], last["store"]) == ("completed", False)
     assert (stored["status"], stored["error"]["code"], stored["usage"]) == ("failed", "server_error", last["usage"])
     assert "the setting responses.item_bytes allows 2,000" in stored["error"]["message"]
@@ -166,15 +158,13 @@ async def test_what_cannot_be_stored_says_so(card, tokenizer, tmp_path, monkeypa
     async with running(card, tokenizer, store=f"sqlite:///{tmp_path}/store.db", open=True) as stack:
         pair = Pair(stack)
         pair.say("Paris.")
-        kept = await pair.create(0)
-        assert kept["store"] is True
+        assert (await pair.create(0))["store"] is True
         monkeypatch.setattr("llmops.store.responses.put_response", full)
         lost = await pair.create(0)
         assert (lost["status"], lost["store"]) == ("completed", False)
         assert (await pair.ask(0, "GET", f"/{lost['id']}")).status_code == 404
-        async with stack.client.stream("POST", PATH, json={"model": "tiny", "input": "hi", "stream": True}) as answer:
-            events = [json.loads(line[6:]) async for line in answer.aiter_lines() if line.startswith("data: ")]
-        assert (events[-1]["type"], events[-1]["response"]["store"]) == ("response.completed", False)
+        streamed = await pair.ask(0, "POST", model="tiny", input="hi", stream=True)
+        last = events_of(streamed.text.splitlines())[-1]
+        assert (last["type"], last["response"]["store"]) == ("response.completed", False)
         refused = await pair.ask(0, "POST", model="tiny", input="hi", background=True)
-        assert refused.status_code == 503
-        assert "store: false" in refused.json()["error"]["message"]
+        assert (refused.status_code, "store: false" in refused.json()["error"]["message"]) == (503, True)

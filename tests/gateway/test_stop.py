@@ -17,16 +17,14 @@ def reference(text: str, stops: list[str]) -> str:
 
 
 def pieces_of(text: str, cuts: list[int]) -> list[str]:
-    bounds = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
-    return [text[a:b] for a, b in itertools.pairwise(bounds)]
+    return [text[a:b] for a, b in itertools.pairwise([0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)])]
 
 
 @settings(max_examples=200)
 @given(text=LETTERS, stops=STOPS, cuts=st.lists(st.integers(0, 30), max_size=30))
 def test_cut_as_a_search_in_the_whole_text_would(text, stops, cuts):
     matcher = StopStringMatcher(stops)
-    sent = "".join(matcher.feed(piece) for piece in pieces_of(text, cuts)) + matcher.flush()
-    assert sent == reference(text, stops)
+    assert ("".join(matcher.feed(piece) for piece in pieces_of(text, cuts)) + matcher.flush()) == reference(text, stops)
     assert (matcher.matched is not None) == any(stop in text for stop in stops)
 
 

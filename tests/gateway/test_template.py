@@ -33,13 +33,7 @@ def test_renders_as_transformers_does(name):
     expected, _ = render_jinja_template(
         conversations=[MESSAGES], tools=TOOLS, chat_template=TEMPLATES[name], add_generation_prompt=True, **tokens
     )
-    rendered = ChatTemplate(TEMPLATES[name], tokens).render(MESSAGES, tools=TOOLS).text
-    assert rendered == expected[0]
-
-
-def test_filters_take_no_tools_for_no_elements():
-    template = ChatTemplate("{{ tools | map(attribute='function') | list }}{{ tools | selectattr('x') | list }}", {})
-    assert template.render([{"role": "user", "content": "hi"}]).text == "[][]"
+    assert ChatTemplate(TEMPLATES[name], tokens).render(MESSAGES, tools=TOOLS).text == expected[0]
 
 
 @pytest.mark.parametrize("source", [r"{{ '\ud800' }}", "{{ messages[0].tool_calls[0].function.arguments.a }}"])
@@ -49,34 +43,24 @@ def test_half_a_character_in_a_prompt_is_refused(source):
     messages = messages_for_template([{"role": "assistant", "tool_calls": [call]}])
     with pytest.raises(InvalidRequestError, match="has half of a surrogate pair") as refused:
         ChatTemplate(source, {}).render(messages)
-    assert refused.value.param == "messages"
-    assert "codec" not in refused.value.message
-
-
-def test_a_refusal_of_the_template_is_the_clients_error():
-    template = ChatTemplate("{{ raise_exception('Roles must alternate') }}", {})
-    with pytest.raises(InvalidRequestError, match="Roles must alternate") as caught:
-        template.render(MESSAGES)
-    assert caught.value.param == "messages"
+    assert (refused.value.param, "codec" in refused.value.message) == ("messages", False)
 
 
 @pytest.mark.parametrize(
-    "source",
+    ("source", "said"),
     [
-        "{{ messages.__class__.__mro__[1].__subclasses__() }}",
-        "{{ messages.append(1) }}",
-        "{{ ''.__class__ }}{{ cycler.__init__.__globals__.os.system('true') }}",
-        "{{ raise_exception.__globals__['os'] }}",
+        ("{{ raise_exception('Roles must alternate') }}", "Roles must alternate"),
+        # the sandbox holds
+        ("{{ messages.__class__.__mro__[1].__subclasses__() }}", None),
+        ("{{ messages.append(1) }}", None),
+        ("{{ ''.__class__ }}{{ cycler.__init__.__globals__.os.system('true') }}", None),
+        ("{{ raise_exception.__globals__['os'] }}", None),
     ],
 )
-def test_the_sandbox_holds(source):
-    with pytest.raises(InvalidRequestError):
+def test_a_refusal_of_the_template_or_its_sandbox_is_the_clients_error(source, said):
+    with pytest.raises(InvalidRequestError, match=said) as caught:
         ChatTemplate(source, {}).render(MESSAGES)
-
-
-def test_variables_do_not_replace_the_messages():
-    template = ChatTemplate("{{ messages | length }} {{ thinking }}", {})
-    assert template.render(MESSAGES, variables={"messages": [], "thinking": True}).text == "3 True"
+    assert caught.value.param == "messages"
 
 
 SLOW = {
@@ -118,14 +102,6 @@ def test_a_machine_that_stands_still_is_no_slow_template(monkeypatch):
     assert template.render(MESSAGES).text.endswith("4849")
 
 
-def test_loop_variables_work_under_the_guard():
-    source = (
-        "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ ';' if not loop.last }}"
-        "{{ loop.previtem.role if loop.previtem is defined }}{% endfor %}"
-    )
-    assert ChatTemplate(source, {}).render(MESSAGES).text == "1/3;2/3;user3/3assistant"
-
-
 @pytest.mark.parametrize(
     ("source", "text"),
     [
@@ -135,10 +111,15 @@ def test_loop_variables_work_under_the_guard():
         ("  {% if true %}\nx{% endif %}\n y", "x y"),
         ("{{ strftime_now('%%') }}", "%"),
         ("{% generation %}x{% endgeneration %}y", "xy"),
+        ("{{ tools | map(attribute='function') | list }}{{ tools | selectattr('x') | list }}", "[][]"),
+        # variables of a request do not replace its messages
+        ("{{ messages | length }} {{ thinking }}", "3 True"),
+        ("{% for m in messages %}{{ loop.index }}{{ loop.length }}{{ ';' if not loop.last }}{% endfor %}", "13;23;33"),
+        ("{% for m in messages %}{{ loop.previtem.role if loop.previtem is defined }}{% endfor %}", "userassistant"),
     ],
 )
 def test_what_a_template_has(source, text):
-    assert ChatTemplate(source, {}).render([]).text == text
+    assert ChatTemplate(source, {}).render(MESSAGES, variables={"messages": [], "thinking": True}).text == text
 
 
 @pytest.mark.parametrize(

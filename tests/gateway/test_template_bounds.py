@@ -25,108 +25,62 @@ def grown(start: str, step: str, use: str = "ns.a | length") -> str:
 
 LISTS = "[ns.a, ns.a]"
 LONG = "{% set x = ('a' * 1000000) * 7 %}"
-HOSTILE = {
-    "width in %": "{{ '%0600000000d' % 1 }}",
-    "precision in %": "{{ '%.600000000f' % 1.5 }}",
-    "width from an argument": "{{ '%*d' % (600000000, 1) }}",
-    "many widths": "{{ ('%0999999d' * 9999) % ((1,) * 9999) }}",
-    "one long text often in %": "{% set x = 'a' * 1000000 %}{{ ('%s' * 9999) % ((x,) * 9999) }}",
-    "one long text often by name": "{% set x = 'a' * 1000000 %}{{ ('%(x)s' * 9999) % {'x': x} }}",
-    "format filter": "{{ '%0600000000d' | format(1) }}",
-    "center filter": "{{ 'x' | center(600000000) }}",
-    "center": "{{ 'x'.center(600000000) }}",
-    "ljust": "{{ 'x'.ljust(600000000) }}",
-    "rjust": "{{ 'x'.rjust(600000000) }}",
-    "zfill": "{{ 'x'.zfill(600000000) }}",
-    "a method kept for later": "{% set f = 'x'.center %}{{ f(600000000) }}",
-    "a method through map": "{% for f in ['x'] | map(attribute='center') %}{{ f(600000000) }}{% endfor %}",
-    "a filter through map": "{{ range(99999) | map('center', 1000000) | list | length }}",
-    "a filter through map and join": "{{ range(99999) | map('center', 1000000) | join }}",
-    "a method through attr": "{{ ('x' | attr('center'))(600000000) }}",
-    "expandtabs": "{{ ('\t' * 1000000).expandtabs(1000000) }}",
-    "format": "{{ '{:600000000}'.format(1) }}",
-    "format with the width as an argument": "{{ '{:{}}'.format(1, 600000000) }}",
-    "format through attr": "{{ ('{:600000000}' | attr('format'))(1) }}",
-    "format_map": "{{ '{a:600000000}'.format_map({'a': 1}) }}",
-    "format with conversion": grown("[1]", LISTS, "'{!r}'.format(ns.a)"),
-    "translate": "{{ ('a' * 1000000).translate({97: 'b' * 1000000}) }}",
-    "encode": "{{ 'a'.encode('utf-32') }}",
-    "to_bytes": "{{ (1).to_bytes(600000000, 'big') }}",
-    "fromkeys": "{{ dict.fromkeys(range(99999), 'x' * 1000000) }}",
-    "repetition": "{{ 'x' * 600000000 }}",
-    "repetition of a list": "{{ [0] * 600000000 }}",
-    "repetition of repetitions": "{{ ('x' * 1000000) * 1000000 }}",
-    "power": "{{ 9 ** 9 ** 9 }}",
-    "products": grown("3", "ns.a * ns.a", "ns.a"),
-    "decimals": "{{ 1 | round(600000000, 'floor') }}",
-    "replace with nothing": "{{ ('a' * 1000000) | replace('', 'b' * 1000000) | length }}",
-    "replace": "{{ ('a' * 1000000).replace('a', 'b' * 1000000) | length }}",
-    "join": "{{ range(99999) | join('b' * 1000000) | length }}",
-    "join of a method": "{{ ('b' * 1000000).join(['x'] * 100000) | length }}",
-    "indent": "{{ ('a\n' * 100000) | indent(1000000) | length }}",
-    "indent with a text": "{{ ('a\n' * 100000) | indent('b' * 1000000) | length }}",
-    "tojson with a wide indent": "{{ [[1] * 10000] * 100 | tojson(indent=1000000) }}",
-    "tojson with long separators": "{{ range(9999) | list | tojson(separators=('x' * 1000000, ':')) | length }}",
-    "batch": "{{ range(9) | batch(600000000, 'x') | list | length }}",
-    "slice": "{{ range(9) | slice(600000000) | list | length }}",
-    "sum of lists": "{{ ([[1] * 1000] * 100000) | sum(start=[]) | length }}",
-    "doubled text": grown("'x'", "ns.a + ns.a"),
-    "doubled text in a long sum": grown("'x'", " + ".join(["ns.a"] * 40)),
-    "doubled text by ~": grown("'x'", "ns.a ~ ns.a"),
-    "doubled list": grown("[1]", "ns.a + ns.a"),
-    "doubled slices": grown("'x' * 1000000", "ns.a[:] ~ ns.a[1:]"),
-    "doubled by format": grown("'x'", "'{0}{0}'.format(ns.a)"),
-    "doubled by %": grown("'x'", "'%s%s' % (ns.a, ns.a)"),
-    "doubled by join": grown("'x'", "[ns.a, ns.a] | join"),
-    "doubled by a block": grown("'x'", "ns.a").replace(
-        "{% set ns.a = ns.a %}", "{% set ns.a %}{{ ns.a }}{{ ns.a }}{% endset %}"
-    ),
-    "doubled by a macro": "{% macro f(x) %}{{ x }}{{ x }}{% endmacro %}" + grown("'x'", "f(ns.a)"),
-    "lists in lists": grown("[1]", LISTS, "ns.a"),
-    "lists in lists as text": grown("[1]", LISTS, "ns.a | string"),
-    "lists in lists as JSON": grown("[1]", LISTS, "ns.a | tojson"),
-    "lists in lists beside text": grown("[1]", LISTS, "ns.a ~ 'x'"),
-    "lists in lists in %": grown("[1]", LISTS, "'%s' % [ns.a]"),
-    "lists in lists through upper": grown("[1]", LISTS, "ns.a | upper"),
-    "mappings in mappings": grown("{}", "{'a': ns.a, 'b': ns.a}", "ns.a"),
-    "mappings' items": grown("{}", "{'a': ns.a, 'b': ns.a}", "ns.a.items()"),
-    "namespaces": grown("1", "namespace(a=ns.a, b=ns.a)", "ns.a"),
-    "a list in itself": "{% set ns = namespace() %}{% set ns.a = [ns] %}{{ ns }}",
-    "compared": "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}"
+HOSTILE = [
+    "{{ '%0600000000d' % 1 }}", "{{ '%.600000000f' % 1.5 }}", "{{ '%*d' % (600000000, 1) }}",
+    "{{ ('%0999999d' * 9999) % ((1,) * 9999) }}", "{% set x = 'a' * 1000000 %}{{ ('%s' * 9999) % ((x,) * 9999) }}",
+    "{% set x = 'a' * 1000000 %}{{ ('%(x)s' * 9999) % {'x': x} }}", "{{ '%0600000000d' | format(1) }}",
+    "{{ 'x' | center(600000000) }}", "{{ 'x'.center(600000000) }}", "{{ 'x'.ljust(600000000) }}",
+    "{{ 'x'.rjust(600000000) }}", "{{ 'x'.zfill(600000000) }}", "{% set f = 'x'.center %}{{ f(600000000) }}",
+    "{% for f in ['x'] | map(attribute='center') %}{{ f(600000000) }}{% endfor %}",
+    "{{ range(99999) | map('center', 1000000) | list | length }}",
+    "{{ range(99999) | map('center', 1000000) | join }}", "{{ ('x' | attr('center'))(600000000) }}",
+    "{{ ('\t' * 1000000).expandtabs(1000000) }}", "{{ '{:600000000}'.format(1) }}",
+    "{{ '{:{}}'.format(1, 600000000) }}", "{{ ('{:600000000}' | attr('format'))(1) }}",
+    "{{ '{a:600000000}'.format_map({'a': 1}) }}", grown("[1]", LISTS, "'{!r}'.format(ns.a)"),
+    "{{ ('a' * 1000000).translate({97: 'b' * 1000000}) }}", "{{ 'a'.encode('utf-32') }}",
+    "{{ (1).to_bytes(600000000, 'big') }}", "{{ dict.fromkeys(range(99999), 'x' * 1000000) }}",
+    "{{ 'x' * 600000000 }}", "{{ [0] * 600000000 }}", "{{ ('x' * 1000000) * 1000000 }}", "{{ 9 ** 9 ** 9 }}",
+    grown("3", "ns.a * ns.a", "ns.a"), "{{ 1 | round(600000000, 'floor') }}",
+    "{{ ('a' * 1000000) | replace('', 'b' * 1000000) | length }}",
+    "{{ ('a' * 1000000).replace('a', 'b' * 1000000) | length }}", "{{ range(99999) | join('b' * 1000000) | length }}",
+    "{{ ('b' * 1000000).join(['x'] * 100000) | length }}", "{{ ('a\n' * 100000) | indent(1000000) | length }}",
+    "{{ ('a\n' * 100000) | indent('b' * 1000000) | length }}", "{{ [[1] * 10000] * 100 | tojson(indent=1000000) }}",
+    "{{ range(9999) | list | tojson(separators=('x' * 1000000, ':')) | length }}",
+    "{{ range(9) | batch(600000000, 'x') | list | length }}", "{{ range(9) | slice(600000000) | list | length }}",
+    "{{ ([[1] * 1000] * 100000) | sum(start=[]) | length }}", grown("'x'", "ns.a + ns.a"),
+    grown("'x'", " + ".join(["ns.a"] * 40)), grown("'x'", "ns.a ~ ns.a"), grown("[1]", "ns.a + ns.a"),
+    grown("'x' * 1000000", "ns.a[:] ~ ns.a[1:]"), grown("'x'", "'{0}{0}'.format(ns.a)"),
+    grown("'x'", "'%s%s' % (ns.a, ns.a)"), grown("'x'", "[ns.a, ns.a] | join"),
+    grown("'x'", "ns.a").replace("{% set ns.a = ns.a %}", "{% set ns.a %}{{ ns.a }}{{ ns.a }}{% endset %}"),
+    "{% macro f(x) %}{{ x }}{{ x }}{% endmacro %}" + grown("'x'", "f(ns.a)"), grown("[1]", LISTS, "ns.a"),
+    grown("[1]", LISTS, "ns.a | string"), grown("[1]", LISTS, "ns.a | tojson"), grown("[1]", LISTS, "ns.a ~ 'x'"),
+    grown("[1]", LISTS, "'%s' % [ns.a]"), grown("[1]", LISTS, "ns.a | upper"),
+    grown("{}", "{'a': ns.a, 'b': ns.a}", "ns.a"), grown("{}", "{'a': ns.a, 'b': ns.a}", "ns.a.items()"),
+    grown("1", "namespace(a=ns.a, b=ns.a)", "ns.a"), "{% set ns = namespace() %}{% set ns.a = [ns] %}{{ ns }}",
+    "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}"
     "{% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ ns.a == ns.b }}",
-    "looked up": grown("(1,)", "(ns.a, ns.a)", "{}[ns.a]"),
-    "as a key": grown("(1,)", "(ns.a, ns.a)", "{ns.a: 1}"),
-    "in": grown("(1,)", "(ns.a, ns.a)", "ns.a in {}"),
-    "is in": grown("(1,)", "(ns.a, ns.a)", "ns.a is in {}"),
-    "get": grown("(1,)", "(ns.a, ns.a)", "{}.get(ns.a)"),
-    "unique": grown("(1,)", "(ns.a, ns.a)", "[ns.a] | unique | list"),
-    "a long text sorted": LONG + "{{ x | sort | length }}",
-    "a long text grouped": LONG + "{{ x | groupby('y') | list }}",
-    "a long text's characters joined": LONG + "{{ x | join('-') | length }}",
-    "a long text searched": LONG + "{{ x | select('eq', 'b') | list }}",
-    "a long list searched": "{% set ns = namespace(a=[1]) %}{% for i in range(20) %}{% set ns.a = ns.a + ns.a %}"
+    grown("(1,)", "(ns.a, ns.a)", "{}[ns.a]"), grown("(1,)", "(ns.a, ns.a)", "{ns.a: 1}"),
+    grown("(1,)", "(ns.a, ns.a)", "ns.a in {}"), grown("(1,)", "(ns.a, ns.a)", "ns.a is in {}"),
+    grown("(1,)", "(ns.a, ns.a)", "{}.get(ns.a)"), grown("(1,)", "(ns.a, ns.a)", "[ns.a] | unique | list"),
+    LONG + "{{ x | sort | length }}", LONG + "{{ x | groupby('y') | list }}", LONG + "{{ x | join('-') | length }}",
+    LONG + "{{ x | select('eq', 'b') | list }}",
+    "{% set ns = namespace(a=[1]) %}{% for i in range(20) %}{% set ns.a = ns.a + ns.a %}"
     "{% endfor %}{{ ns.a | select('eq', 2) | list }}",
-    "a long output": "{% set x = 'a' * 1000000 %}{% for i in range(99999) %}{{ x }}{% endfor %}",
-    "a long text of its own": "{% for i in range(99999) %}" + "a" * 10_000 + "{% endfor %}",
-    "filler": "{{ lipsum(n=100000000) }}",
-    "wordwrap": "{{ ('a' * 1000000) | wordwrap(1, wrapstring='b' * 1000000) }}",
-    "urlize": "{{ ('a' * 1000000) | urlize }}",
-    "a long text stripped of another": LONG + "{{ x.strip('b' * 1000000 ~ 'a') }}",
-    "a long text stripped on the left": LONG + "{{ x.lstrip('b' * 1000000 ~ 'a') }}",
-    "a long text trimmed": LONG + "{{ x | trim('b' * 1000000 ~ 'a') }}",
-    "a long title": LONG + "{{ x | title }}",
-    "words of a long text": LONG + "{{ x | wordcount }}",
-    "a long loop whose length is asked for": "{% for i in [0] * 1000000 %}{{ loop.length }}" + "{% set x = i %}" * 99
-    + "{% endfor %}",
-    "texts taken apart": "{% set x = 'ab ' * 1000000 %}{% set ns = namespace(a=[]) %}{% for i in range(60) %}"
+    "{% set x = 'a' * 1000000 %}{% for i in range(99999) %}{{ x }}{% endfor %}",
+    "{% for i in range(99999) %}" + "a" * 10_000 + "{% endfor %}", "{{ lipsum(n=100000000) }}",
+    "{{ ('a' * 1000000) | wordwrap(1, wrapstring='b' * 1000000) }}", "{{ ('a' * 1000000) | urlize }}",
+    LONG + "{{ x.strip('b' * 1000000 ~ 'a') }}", LONG + "{{ x.lstrip('b' * 1000000 ~ 'a') }}",
+    LONG + "{{ x | trim('b' * 1000000 ~ 'a') }}", LONG + "{{ x | title }}", LONG + "{{ x | wordcount }}",
+    "{% for i in [0] * 1000000 %}{{ loop.length }}" + "{% set x = i %}" * 99 + "{% endfor %}",
+    "{% set x = 'ab ' * 1000000 %}{% set ns = namespace(a=[]) %}{% for i in range(60) %}"
     "{% set ns.a = ns.a + [x.split()] %}{% endfor %}",
-    "beginnings of texts kept": "{% set x = 'a' * 1000000 %}{% set ns = namespace(a=[]) %}{% for i in range(900) %}"
+    "{% set x = 'a' * 1000000 %}{% set ns = namespace(a=[]) %}{% for i in range(900) %}"
     "{% set ns.a = ns.a + [x.partition('a')] %}{% endfor %}",
-    "copies of a mapping": "{% set ns = namespace(d={}, a=[]) %}{% for i in range(900) %}"
+    "{% set ns = namespace(d={}, a=[]) %}{% for i in range(900) %}"
     "{% set ns.d = dict(ns.d, **{i | string: i}) %}{% endfor %}{% for i in range(99999) %}"
     "{% set ns.a = [ns.a, dict(ns.d)] %}{% endfor %}",
-    "wide fields of a date": "{{ strftime_now('%99999999d' * 200000) | length }}",
-}  # fmt: skip
+    "{{ strftime_now('%99999999d' * 200000) | length }}",
+]  # fmt: skip
 
 
 def _bound_memory() -> None:
@@ -149,24 +103,23 @@ for source in eval(sys.stdin.read()):
 """
 
 
-def rendered(names: Collection[str]) -> dict[str, tuple[str, float, int]]:
+def rendered(sources: Collection[str]) -> dict[str, tuple[str, float, int]]:
     """Return the result of each rendering, its CPU seconds and its MiB.
 
     The rendering runs in a process of its own, which would be killed if the guard failed.
     """
     done = subprocess.run(
-        [sys.executable, "-c", RUN], input=repr([HOSTILE[name] for name in names]), text=True, capture_output=True,
+        [sys.executable, "-c", RUN], input=repr([*sources]), text=True, capture_output=True,
         preexec_fn=_bound_memory, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [line.rsplit(" ", 2) for line in done.stdout.splitlines()]
-    return {name: (what, float(seconds), int(mb)) for name, (what, seconds, mb) in zip(names, lines, strict=True)}
+    return {one: (what, float(seconds), int(mb)) for one, (what, seconds, mb) in zip(sources, lines, strict=True)}
 
 
 def test_no_template_takes_much_time_or_memory():
     found = rendered(HOSTILE)
-    assert {name: one for name, one in found.items() if one[0] != "refused"} == {}
-    assert {name: one for name, one in found.items() if one[2] > 700} == {}
+    assert {source: one for source, one in found.items() if one[0] != "refused" or one[2] > 700} == {}
     slow = [name for name, one in found.items() if one[1] > 3]
     for _ in range(3 if slow else 0):
         # one that is slow is so each time; while its host stands still, another may be

@@ -73,8 +73,7 @@ def generated(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     with pytest.MonkeyPatch.context() as patch:
         install_program(patch, root / "bin" / "trtllm-build", TRTLLM_BUILD)
         options = {"quality": "false"}
-        spec = BuildSpec(str(checkpoint), engine, "tensorrt", "tiny", max_batch_size=8, options=options)
-        manifest, _ = build(spec)
+        manifest, _ = build(BuildSpec(str(checkpoint), engine, "tensorrt", "tiny", max_batch_size=8, options=options))
         assert manifest.complete
         generate_repository(read_engines([str(engine)]), root / "repository")
     return root / "repository"
@@ -91,13 +90,8 @@ def swapped(generated: Path, checkpoint: Path, tmp_path_factory: pytest.TempPath
     (folder / "1" / "model.py").rename(folder / "1" / "own_model.py")
     (folder / "1" / "model.py").write_text(AS_NVIDIA)
     shutil.copy(ROOT / "tests" / "trtllm" / "cpp_backend.py", folder / "1")
-    own = {
-        "llmops_runtime": "openvino",
-        "openvino": json.dumps(manifest.extra.openvino.model_dump(exclude_unset=True)),
-        "max_num_tokens": str(manifest.limits.max_num_tokens),
-        "max_queue_size": "32",
-    }
-    assert tuple(own) == OWN
+    runtime = json.dumps(manifest.extra.openvino.model_dump(exclude_unset=True))
+    own = dict(zip(OWN, ("openvino", runtime, str(manifest.limits.max_num_tokens), "32"), strict=True))
     lines = (folder / "config.pbtxt").read_text().splitlines()
     lines[lines.index('backend: "tensorrtllm"')] = 'backend: "python"'
     (path,) = [i for i, line in enumerate(lines) if '"gpt_model_path"' in line]
@@ -124,8 +118,7 @@ def test_only_the_backend_was_swapped(generated: Path, swapped: Path) -> None:
             assert mine == theirs, path
             continue
         changed = [line for line in theirs.splitlines() if line not in mine.splitlines()]
-        assert (len(changed), changed[0]) == (2, 'backend: "tensorrtllm"')
-        assert "gpt_model_path" in changed[1]
+        assert (len(changed), changed[0], "gpt_model_path" in changed[1]) == (2, 'backend: "tensorrtllm"', True)
     text = (generated / ENGINE / "config.pbtxt").read_text()
     (line,) = [line for line in text.splitlines() if "xgrammar_tokenizer_info_path" in line]
     assert json.loads(Path(line.split('"')[3]).read_text())["encoded_vocab"][:3] == ["<pad>", "<s>", "</s>"]
@@ -137,8 +130,7 @@ def test_without_a_key_it_does_not_load_as_in_nvidias_backend(swapped: Path, tmp
     path = repository / ENGINE / "config.pbtxt"
     lines = [line for line in path.read_text().splitlines() if '"tokenizer_dir"' not in line]
     path.write_text("\n".join(lines) + "\n")
-    missing = pytest.raises(ServerError, match="Cannot find parameter with name: tokenizer_dir")
-    with missing, ready_triton(repository):
+    with pytest.raises(ServerError, match="Cannot find parameter with name: tokenizer_dir"), ready_triton(repository):
         pass
 
 
@@ -148,11 +140,8 @@ def generate(server, path: str, **fields) -> bytes:
         return response.read()
 
 
-def test_the_ensemble_answers_with_the_models_text(server, expected: str) -> None:
+def test_the_ensemble_answers_with_the_models_text_streamed_or_not(server, expected: str) -> None:
     assert json.loads(generate(server, "generate"))["text_output"] == expected
-
-
-def test_the_ensemble_streams(server, expected: str) -> None:
     events = generate(server, "generate_stream", stream=True).decode().split("\n\n")
     texts = [json.loads(event.removeprefix("data: "))["text_output"] for event in events if event]
     assert len(texts) >= NEW_TOKENS
@@ -174,5 +163,4 @@ async def test_the_gateway_answers_with_the_models_text(server, expected: str, s
     events = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
     assert events.pop() == "[DONE]"
     chunks = [json.loads(event)["choices"][0] for event in events]
-    assert "".join(chunk["text"] for chunk in chunks) == expected
-    assert chunks[-1]["finish_reason"] == "length"
+    assert ("".join(chunk["text"] for chunk in chunks), chunks[-1]["finish_reason"]) == (expected, "length")

@@ -12,6 +12,7 @@ from tests.support.tokenizer_files import byte_level_tokenizer, write_wordpiece_
 
 CORPUS = ["The capital of Norway is Oslo.  1234567 12", "def f(x):\n        return x\n" * 3, "你好 🙂 é Å", "   a    b"]
 BYTES = {f"<0x{value:02X}>": value for value in range(256)}
+AB = {"<unk>": 0, "a": 1, "b": 2, "ab": 3}
 
 
 @pytest.fixture(scope="session")
@@ -34,18 +35,13 @@ def digits_apart() -> Tokenizer:
     return byte_level(normalizer=normalizers.NFC(), pre_tokenizer=pre_tokenizers.Sequence(splits))
 
 
-def lacking() -> Tokenizer:
+def lacking(normalizer=None) -> Tokenizer:
     """SmolLM2's own gap: some bytes are in no token, and vanish."""
     vocabulary = {char: at for at, char in enumerate(pre_tokenizers.ByteLevel.alphabet()) if char not in "aòĆ7"}
     vocabulary |= {"th": 300, "the": 301, "ĠĠ": 302}
     tokenizer = Tokenizer(models.BPE(vocabulary, [("t", "h"), ("th", "e"), ("Ġ", "Ġ")]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    return tokenizer
-
-
-def lacking_and_composed() -> Tokenizer:
-    tokenizer = lacking()
-    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.normalizer = normalizer
     return tokenizer
 
 
@@ -63,19 +59,14 @@ def sentencepiece(model: str) -> Tokenizer:
     return tokenizer
 
 
-def unknown_characters() -> Tokenizer:
-    vocabulary = {"<unk>": 0, "a": 1, "b": 2, "ab": 3}
-    return Tokenizer(models.BPE(vocabulary, [("a", "b")], unk_token="<unk>"))
-
-
 BOUNDED = {
     "byte level": byte_level,
     "digits apart": digits_apart,
     "bytes that are lacking": lacking,
-    "lacking and composed": lacking_and_composed,
+    "lacking and composed": lambda: lacking(normalizers.NFC()),
     "SentencePiece BPE": lambda: sentencepiece("bpe"),
     "SentencePiece unigram": lambda: sentencepiece("unigram"),
-    "unknown characters": unknown_characters,
+    "unknown characters": lambda: Tokenizer(models.BPE(AB, [("a", "b")], unk_token="<unk>")),
 }
 
 
@@ -103,11 +94,9 @@ TEXTS = st.lists(st.one_of(st.text(max_size=30), RUNS), max_size=4).map("".join)
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> dict[str, TextTokenizer]:
-    folder = tmp_path_factory.mktemp("tokenizers")
     found = {}
-    for at, (name, make) in enumerate(KINDS.items()):
-        place = folder / str(at)
-        place.mkdir()
+    for name, make in KINDS.items():
+        place = tmp_path_factory.mktemp("tokenizer")
         make().save(str(place / "tokenizer.json"))
         found[name] = TextTokenizer(place)
     return found
@@ -129,6 +118,8 @@ def test_it_is_worth_something(smollm2_tokenizer) -> None:
     assert smollm2_tokenizer.min_token_count("7" * 1_000_000, 8192) > 8192
     # beside a long context, a long text is not tokenized whole either
     assert smollm2_tokenizer.min_token_count("7" * 400_000, 131_072) > 131_072
+    # it stops when it knows enough
+    assert 8192 < smollm2_tokenizer.min_token_count("7" * 16_000_000, 8192) < 100_000
 
 
 def test_a_long_text_that_fits_is_not_tokenized_twice(smollm2_tokenizer, monkeypatch) -> None:
@@ -141,10 +132,6 @@ def test_a_long_text_that_fits_is_not_tokenized_twice(smollm2_tokenizer, monkeyp
     monkeypatch.setattr(TextTokenizer, "encode", counted)
     assert smollm2_tokenizer.min_token_count(text, 131_072) == 0
     assert sum(tokenized) < len(text) / 10
-
-
-def test_it_stops_when_it_knows_enough(smollm2_tokenizer) -> None:
-    assert 8192 < smollm2_tokenizer.min_token_count("7" * 16_000_000, 8192) < 100_000
 
 
 def test_a_cut_through_a_word_adds_no_tokens(tmp_path) -> None:

@@ -10,8 +10,7 @@ async def test_a_prompt_there_and_back(stack):
     ids = stack.tokenizer.encode(text)
     assert (told["tokens"], told["count"], told["max_model_len"]) == (ids, len(ids), 256)
     assert told["token_strs"] == [stack.tokenizer.token(i) for i in ids]
-    back = (await stack.client.post("/detokenize", json={"model": "tiny", "tokens": ids})).json()
-    assert back == {"prompt": text}
+    assert (await stack.client.post("/detokenize", json={"model": "tiny", "tokens": ids})).json() == {"prompt": text}
 
 
 async def test_messages_count_what_a_chat_would_use(stack):
@@ -38,5 +37,4 @@ async def test_bad_token_requests(stack):
     assert (negative.status_code, negative.json()["error"]["param"]) == (400, "tokens[1]")
     missing = await stack.client.post("/detokenize", json={"model": "tiny", "tokens": [1, 10**7]})
     assert (missing.status_code, missing.json()["error"]["param"]) == (400, "tokens")
-    unknown = await stack.client.post("/tokenize", json={"model": "nope", "prompt": "x"})
-    assert unknown.status_code == 404
+    assert (await stack.client.post("/tokenize", json={"model": "nope", "prompt": "x"})).status_code == 404

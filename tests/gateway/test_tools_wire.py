@@ -1,15 +1,17 @@
 """Tools, reasoning and responses on the wire, with an engine that says exactly what the test wants."""
 
+import asyncio
 import json
 import shutil
 from pathlib import Path
 
 import pytest
+from tokenizers import AddedToken, Tokenizer
 
-from tests.support.anthropic_sdk import named_events
+from llmops.gateway.text.tokenizer import TextTokenizer
+from tests.support.anthropic_sdk import named_events, prompt_of
 from tests.support.gateway_stack import running
 from tests.support.scripted_triton import Step
-from tests.support.waiting import eventually
 
 TOOLS = [
     {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}},
@@ -42,17 +44,12 @@ async def model(card, tokenizer, tokenizer_dir, tmp_path, request):
     directory = tmp_path / "tokenizer"
     shutil.copytree(tokenizer_dir, directory)
     (directory / "chat_template.jinja").write_text(TEMPLATES[request.param])
-    changed = {**card, "tokenizer_dir": str(directory), "max_seq_len": 8192}
-    async with running(changed, tokenizer) as stack:
+    async with running({**card, "tokenizer_dir": str(directory), "max_seq_len": 8192}, tokenizer) as stack:
         yield stack
 
 
 def for_models(*names):
     return pytest.mark.parametrize("model", names, indirect=True)
-
-
-def prompt_of(stack):
-    return stack.tokenizer.decode(stack.triton.requests[-1]["input_ids"])
 
 
 @pytest.mark.parametrize(("model", "text"), list(SAYS.items()), indirect=["model"], ids=list(SAYS))
@@ -63,8 +60,7 @@ async def test_a_call(model, text):
     function = whole["message"]["tool_calls"][0]["function"]
     assert (function["name"], json.loads(function["arguments"])) == ("get_weather", {"city": "Paris"})
 
-    events = await model.events(tools=TOOLS)
-    choices = [event["choices"][0] for event in events[:-1]]
+    choices = [event["choices"][0] for event in (await model.events(tools=TOOLS))[:-1]]
     deltas = [call for choice in choices for call in choice["delta"].get("tool_calls", [])]
     assert (deltas[0]["index"], deltas[0]["function"]["name"], deltas[0]["type"]) == (0, "get_weather", "function")
     assert all(set(delta) == {"index", "function"} and set(delta["function"]) == {"arguments"} for delta in deltas[1:])
@@ -80,9 +76,8 @@ async def test_harmony_without_tools_and_under_a_grammar(model):
     whole = (await model.chat()).json()
     message = whole["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("hm, so", "Yes.")
-    expected = len(model.tokenizer.encode(answer[: answer.index("<|start|>")]))
-    expected -= len(model.tokenizer.encode("<|channel|>analysis<|message|>"))
-    assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] == expected
+    head, thought = (len(model.tokenizer.encode("<|channel|>analysis<|message|>" + text)) for text in ("", "hm, so"))
+    assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] == thought - head
     model.say('{"city": "Paris"}')
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
     whole = (await model.chat(response_format=form)).json()
@@ -118,15 +113,10 @@ async def test_the_prompt_has_the_tools(model):
 
 
 @for_models("hermes")
-async def test_a_cut_call_ends_with_length(model):
+async def test_a_cut_call_ends_with_length_and_required_sends_a_grammar(model):
     said = model.say(SAYS["hermes"][:-30], end=False)
-    answer = (await model.chat(tools=TOOLS, max_tokens=len(said))).json()
-    assert answer["choices"][0]["finish_reason"] == "length"
-    assert answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
-
-
-@for_models("hermes")
-async def test_required_sends_a_grammar(model):
+    cut = (await model.chat(tools=TOOLS, max_tokens=len(said))).json()["choices"][0]
+    assert (cut["finish_reason"], cut["message"]["tool_calls"][0]["function"]["name"]) == ("length", "get_weather")
     model.say('[{"name": "now", "arguments": {}}, {"name": "get_weather", "arguments": {}}]')
     choice = (await model.chat(tools=TOOLS, tool_choice="required")).json()["choices"][0]
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["now", "get_weather"]
@@ -145,33 +135,23 @@ async def test_history_goes_through_the_template(model):
         {"role": "assistant", "content": "Look:", "tool_calls": [call], "reasoning": "hm"},
         {"role": "tool", "tool_call_id": "c", "content": "noon"},
     ]
-    assert (await model.chat(messages=messages)).status_code == 200
-    assert "<tool>noon" in prompt_of(model)
-
-
-@pytest.fixture
-def think_tokens(tokenizer_dir, tmp_path, request):
-    """A tokenizer where the markers are one token each, and special."""
-    from tokenizers import AddedToken, Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(tokenizer_dir / "tokenizer.json"))
-    tokenizer.add_special_tokens([AddedToken("<think>", special=True), AddedToken("</think>", special=True)])
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    return tmp_path / "tokenizer.json"
+    assert ((await model.chat(messages=messages)).status_code, "<tool>noon" in prompt_of(model)) == (200, True)
 
 
 @pytest.mark.parametrize("one_token", [False, True])
 @for_models("thinking", "thinks at once")
-async def test_thinking_tokens_are_counted(model, one_token, think_tokens, tmp_path):
-    from llmops.gateway.text.tokenizer import TextTokenizer
-
+async def test_thinking_tokens_are_counted(model, one_token):
+    card, directory = model.triton.card, Path(model.triton.card["tokenizer_dir"])
     if one_token:
-        shutil.copy(think_tokens, Path(model.triton.card["tokenizer_dir"]) / "tokenizer.json")
-        model.triton.card["built"] += 1
-        model.tokenizer = TextTokenizer(Path(model.triton.card["tokenizer_dir"]))
-        model.triton.card["vocab_size"] = model.tokenizer.vocab_size
-        await eventually(lambda: sees(model, model.triton.card["built"]))
-    think = "" if prompt_opens_the_thinking(model) else "<think>"
+        # the markers are one token each, and special
+        tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<think>", "</think>")])
+        tokenizer.save(str(directory / "tokenizer.json"))
+        model.tokenizer = TextTokenizer(directory)
+        card |= {"built": card["built"] + 1, "vocab_size": model.tokenizer.vocab_size}
+        while (await model.client.get("/v1/models/tiny")).json()["created"] != card["built"]:
+            await asyncio.sleep(0.01)
+    think = "" if "<think>\n{#" in (directory / "chat_template.jinja").read_text() else "<think>"
     thought, answer = "Hello world! 你好 🙂 é", "The capital of France is Paris."
     parts = [model.tokenizer.encode(text) for text in (think, thought, "</think>", answer)]
     model.steps(*(Step((token,)) for part in parts for token in part), Step((0,)), Step(final=True))
@@ -184,8 +164,7 @@ async def test_thinking_tokens_are_counted(model, one_token, think_tokens, tmp_p
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks[:-2]]
     assert "".join(delta.get("reasoning_content") or "" for delta in deltas) == thought
     assert "".join(delta.get("content") or "" for delta in deltas) == answer
-    response = (await respond(model)).json()
-    assert response["usage"]["output_tokens_details"]["reasoning_tokens"] == len(parts[1])
+    assert (await respond(model)).json()["usage"]["output_tokens_details"]["reasoning_tokens"] == len(parts[1])
     events = await response_events(model, input="hi")
     assert events[-1]["response"]["usage"]["output_tokens_details"]["reasoning_tokens"] == len(parts[1])
     # cut off in the middle of the thinking, all but the marker is thinking
@@ -194,25 +173,12 @@ async def test_thinking_tokens_are_counted(model, one_token, think_tokens, tmp_p
     assert cut["usage"]["completion_tokens_details"]["reasoning_tokens"] == len(parts[1])
 
 
-async def sees(model, built):
-    return (await model.client.get("/v1/models/tiny")).json()["created"] == built
-
-
-def prompt_opens_the_thinking(stack):
-    directory = Path(stack.triton.card["tokenizer_dir"])
-    return "<think>\n{#" in (directory / "chat_template.jinja").read_text()
-
-
 @for_models("thinking")
-async def test_effort_reaches_the_template(model):
+async def test_effort_reaches_the_template_and_is_refused_without_a_switch(model, stack):
     model.say("Yes.")
-    await model.chat(reasoning_effort="none")
-    assert prompt_of(model).endswith("<think></think>")
-    await model.chat(reasoning_effort="high")
-    assert not prompt_of(model).endswith("</think>")
-
-
-async def test_effort_without_a_switch_is_refused(stack):
+    for effort in ("none", "high"):
+        await model.chat(reasoning_effort=effort)
+        assert prompt_of(model).endswith("<think></think>") == (effort == "none")
     answer = await stack.chat(reasoning_effort="high")
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "reasoning_effort")
 
@@ -241,10 +207,9 @@ async def test_all_kinds_of_items_in_one_response(model):
     assert [item["type"] for item in output] == ["reasoning", "message", "function_call", "message"]
     assert all(item["status"] == "completed" for item in output)
     assert json.loads(output[2]["arguments"]) == {"city": "Paris"}
-    added = [event for event in events if event["type"] == "response.output_item.added"]
+    added = [event["output_index"] for event in events if event["type"] == "response.output_item.added"]
     finished = [event["item"] for event in events if event["type"] == "response.output_item.done"]
-    assert [event["output_index"] for event in added] == [0, 1, 2, 3]
-    assert finished == output
+    assert (added, finished) == ([0, 1, 2, 3], output)
     whole = (await respond(model, tools=tools)).json()
     assert [item["type"] for item in whole["output"]] == [item["type"] for item in output]
 
@@ -256,17 +221,13 @@ async def test_functions_of_a_namespace_keep_their_name(model):
     function = {"type": "function", "name": "now", "parameters": {}}
     clock = {"type": "namespace", "name": "clock", "tools": [function, {"type": "image_generation"}]}
     tools = [function, clock, {"type": "web_search"}, {"type": "custom", "name": "patch"}, {"type": "web_search"}]
-    said = " ".join(
-        f"The tool '{kind}' was not offered to the model, because the gateway runs no tools itself."
-        for kind in ("image_generation", "web_search", "custom")
-    )
+    said = "The tool '{}' was not offered to the model, because the gateway runs no tools itself."
     answer = await respond(model, tools=tools)
-    assert answer.headers["x-llmops-warnings"] == said
+    warned = " ".join(said.format(kind) for kind in ("image_generation", "web_search", "custom"))
+    assert answer.headers["x-llmops-warnings"] == warned
     (call,) = answer.json()["output"]
-    assert (call["namespace"], call["name"]) == ("clock", "now")
-    assert answer.json()["tools"][1]["name"] == "clock"
-    prompt = prompt_of(model)
-    assert ('"clock__now"' in prompt, '"now"' in prompt, "web_search" in prompt) == (True, True, False)
+    assert (call["namespace"], call["name"], answer.json()["tools"][1]["name"]) == ("clock", "now", "clock")
+    assert [text in prompt_of(model) for text in ('"clock__now"', '"now"', "web_search")] == [True, True, False]
     events = await response_events(model, input="hi", tools=tools)
     items = {event["type"]: event["item"] for event in events if "item" in event}
     added, done = items["response.output_item.added"], items["response.output_item.done"]
@@ -293,8 +254,7 @@ async def test_leaving_a_response_cancels_it(model):
 @for_models("hermes")
 async def test_a_turn_can_refer_to_items(model):
     model.say("Paris.")
-    first = (await respond(model, input="Capital?")).json()
-    item = {"type": "item_reference", "id": first["output"][0]["id"]}
+    item = {"type": "item_reference", "id": (await respond(model, input="Capital?")).json()["output"][0]["id"]}
     assert (await respond(model, input=[item, {"role": "user", "content": "?"}])).status_code == 200
     assert "<assistant>Paris." in prompt_of(model)
     missing = await respond(model, input=[{**item, "id": "msg_x"}])
@@ -320,12 +280,8 @@ async def test_what_a_response_cannot_do(stack):
         answer = await respond(stack, **fields)
         assert answer.status_code in (400, 404), answer.text
         assert answer.json()["error"]["param"] == param
-
-
-async def test_a_response_is_refused_in_its_own_words(stack):
-    form = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "strin"}}}
-    answer = await respond(stack, text=form)
+    # in its own words
+    answer = await respond(stack, text={"format": {"type": "json_schema", "name": "x", "schema": {"type": "strin"}}})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, "text.format")
-    assert "'text.format" in error["message"]
-    assert "response_format" not in error["message"]
+    assert ("'text.format" in error["message"], "response_format" in error["message"]) == (True, False)

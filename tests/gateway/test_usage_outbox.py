@@ -2,12 +2,14 @@
 
 import asyncio
 import resource
+import shutil
 import sqlite3
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
+from unittest.mock import AsyncMock
 from uuid import UUID
 
 from hypothesis import given, settings
@@ -139,8 +141,7 @@ async def test_an_outbox_is_small_again_after_an_outage(tmp_path):
     outbox = UsageOutbox(tmp_path)
     add(outbox, range(20_000))
     await outbox.checkpoint()
-    full = (tmp_path / "outbox.db").stat().st_size
-    assert full > 5 * 2**20
+    assert (tmp_path / "outbox.db").stat().st_size > 5 * 2**20
     outbox.delete(range(1, 20_001))
     assert outbox.size < 50_000
     for _ in range(2):
@@ -184,8 +185,7 @@ async def test_a_full_disk_loses_nothing_and_says_so(tmp_path):
         writer.flush()
         assert writer.trouble
     writer.flush()
-    assert writer.trouble == ""
-    assert [one.output_tokens for one in await all_of(outbox)] == [1, 2, 3]
+    assert (writer.trouble, [one.output_tokens for one in await all_of(outbox)]) == ("", [1, 2, 3])
     assert slots(tmp_path)[:3] == ([], [], 0)
 
 
@@ -250,8 +250,7 @@ async def test_open_answers_of_a_gateway_that_died_become_events(tmp_path):
         ask(writer, tokens, end=False)
     flushed, ended, *lost = await recovered(folder)
     told = [(one.output_tokens, one.finish_reason, one.seq) for one in (flushed, ended)]
-    assert told == [(4, "stop", 0), (5, "stop", 1)]
-    assert sorted(one.output_tokens for one in lost) == [7, 9]
+    assert (told, sorted(one.output_tokens for one in lost)) == ([(4, "stop", 0), (5, "stop", 1)], [7, 9])
     told = {(one.status, one.finish_reason, one.tenant_id, one.key_id, one.model, one.priority) for one in lost}
     assert told == {(0, "gateway_lost", "acme", "key-a", "smollm2", "pro")}
     assert {one.request_id for one in lost} == {"chatcmpl-7", "chatcmpl-9"}
@@ -265,13 +264,11 @@ async def test_open_answers_of_a_gateway_that_died_become_events(tmp_path):
 
 async def test_killed_between_the_outbox_and_the_slots(tmp_path):
     """The events are in the outbox, and their slots still in use: they must not come twice."""
-    outbox = UsageOutbox(tmp_path)
-    writer = OutboxWriter(tmp_path, outbox, NoPrices())
+    writer = OutboxWriter(tmp_path, UsageOutbox(tmp_path), NoPrices())
     writer.release = lambda slot: None
     ask(writer, 5)
     writer.flush()
-    assert len(slots(tmp_path).ended) == 1
-    assert [one.finish_reason for one in await recovered(tmp_path)] == ["stop"]
+    assert (len(slots(tmp_path).ended), [one.finish_reason for one in await recovered(tmp_path)]) == (1, ["stop"])
 
 
 async def test_killed_while_open_answers_are_recovered(tmp_path, monkeypatch):
@@ -282,8 +279,7 @@ async def test_killed_while_open_answers_are_recovered(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", lambda path, missing_ok: None)
         first = await recovered(tmp_path)
-    assert await recovered(tmp_path) == first
-    assert len(first) == 2
+    assert (await recovered(tmp_path), len(first)) == (first, 2)
 
 
 async def test_a_price_that_changes_during_an_answer_does_not_change_its_cost(tmp_path):
@@ -374,23 +370,18 @@ async def test_what_a_broker_lost_is_sent_again_and_nothing_else(tmp_path):
     one.now = 11
     await one.turns(3)
     assert set(range(5 * BATCH_SIZE)) <= set(had)
-    assert len(had) == 5 * BATCH_SIZE + 9
-    assert one.delivery.behind == 0
+    assert (len(had), one.delivery.behind) == (5 * BATCH_SIZE + 9, 0)
 
 
 async def test_while_the_ledger_stands_still_ever_less_is_sent_again(tmp_path):
     one = Delivering(tmp_path, 5 * BATCH_SIZE)
-    one.ledger.confirmed = nothing
+    one.ledger.confirmed = AsyncMock(return_value=frozenset())
     await one.turns(5)
     sent = len(one.ledger.had)
     for one.now in range(1000):
         await one.turns(1)
     # after 10, 20, 40 s, and then once a minute: at 10, 30, 70, 130 … 970
     assert len(one.ledger.had) - sent == 18 * BATCH_SIZE
-
-
-async def nothing(ids) -> frozenset[str]:
-    return frozenset()
 
 
 async def test_a_sink_that_is_away_is_tried_again(tmp_path, caplog):
@@ -410,15 +401,13 @@ async def test_a_restored_snapshot_is_delivered_again_and_loses_nothing(tmp_path
     folder.mkdir()
     one = Delivering(folder, 10)
     await one.outbox.checkpoint()
-    snapshot = {path.name: path.read_bytes() for path in folder.iterdir()}
+    snapshot = shutil.copytree(folder, tmp_path.with_suffix(".snapshot"))
     await one.turns(1)
     add(one.outbox, range(10, 15))
     await one.turns(1)
     one.outbox.close()
-    for path in folder.iterdir():
-        path.unlink()
-    for name, data in snapshot.items():
-        (folder / name).write_bytes(data)
+    shutil.rmtree(folder)
+    shutil.copytree(snapshot, folder)
     check = UsageCheck(tmp_path, UsageSettings(), one.ledger, NoPrices())
     await check.start()
     ask(check.worker.writer, 77)

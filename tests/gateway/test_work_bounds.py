@@ -13,7 +13,7 @@ from llmops.gateway.api import tokenize as tokenize_endpoint
 from llmops.gateway.api.embeddings import EmbeddingRequest
 from llmops.gateway.interfaces import Usage
 from llmops.gateway.text.tokenizer import TextTokenizer
-from tests.support.gateway_stack import running
+from tests.support.gateway_stack import BODIES, CHAT, COMPLETIONS, RESPONSES, running
 
 WORDS = "The capital of France is Paris. "
 
@@ -44,16 +44,14 @@ def encodings(monkeypatch):
 
 
 async def test_stop_token_ids_are_few_and_the_model_s(stack, card):
-    for path in ["/v1/chat/completions", "/v1/completions", "/v1/responses"]:
-        stack.say("Hello")
-        body = {"/v1/completions": {"prompt": "x"}, "/v1/responses": {"input": "x"}}.get(path, stack.chat_body)
+    stack.say("Hello")
+    for path in (CHAT, COMPLETIONS, RESPONSES):
         for ids, said in (([5] * 1025, "At most 1024 stop_token_ids"), ([card["vocab_size"]], "token ids from 0 to")):
-            answer = await stack.client.post(path, json={"model": "tiny", **body, "stop_token_ids": ids})
+            answer = await stack.client.post(path, json={**BODIES[path], "stop_token_ids": ids})
             error = answer.json()["error"]
-            kind = (answer.status_code, error["type"], error["param"])
-            assert kind == (400, "invalid_request_error", "stop_token_ids")
-            assert said in error["message"]
-        at_most = {"model": "tiny", **body, "stop_token_ids": [5] * 1023 + [card["vocab_size"] - 1]}
+            found = (answer.status_code, error["type"], error["param"], said in error["message"])
+            assert found == (400, "invalid_request_error", "stop_token_ids", True)
+        at_most = {**BODIES[path], "stop_token_ids": [5] * 1023 + [card["vocab_size"] - 1]}
         assert (await stack.client.post(path, json=at_most)).status_code == 200
 
 
@@ -61,12 +59,10 @@ async def test_stop_token_ids_are_few_and_the_model_s(stack, card):
 
 
 async def test_a_short_message_after_a_long_history_is_not_tokenised_on_the_loop(roomy, encodings):
-    first = await roomy.client.post("/v1/responses", json={"model": "tiny", "input": WORDS * 200})
-    assert first.status_code == 200
-    before = first.json()["id"]
+    first = await roomy.client.post(RESPONSES, json={"model": "tiny", "input": WORDS * 200})
     encodings.clear()
-    body = {"model": "tiny", "input": "And Spain?", "previous_response_id": before}
-    assert (await roomy.client.post("/v1/responses", json=body)).status_code == 200
+    body = {"model": "tiny", "input": "And Spain?", "previous_response_id": first.json()["id"]}
+    assert (await roomy.client.post(RESPONSES, json=body)).status_code == 200
     assert [(size > 6000, thread.split("_")[0]) for size, thread in encodings] == [(True, "llmops-text")]
 
 
@@ -89,10 +85,8 @@ async def test_many_vectors_are_written_in_pieces_between_which_others_have_thei
     data = written.pop("data")
     assert written == {"object": "list", "model": 'a"b', "usage": {"prompt_tokens": 7, "total_tokens": 7}}
     assert [(one["object"], one["index"]) for one in data] == [("embedding", at) for at in range(40)]
-    read = [one["embedding"] for one in data]
-    if form == "base64":
-        read = [np.frombuffer(base64.b64decode(one), "<f4") for one in read]
-    assert np.array_equal(read, vectors)
+    decode = (lambda one: np.frombuffer(base64.b64decode(one), "<f4")) if form == "base64" else list
+    assert np.array_equal([decode(one["embedding"]) for one in data], vectors)
 
 
 # -- what cannot fit -------------------------------------------------------------------------------------------------
@@ -110,8 +104,7 @@ def test_the_beginning_of_a_text_has_the_first_tokens_of_all_of_it(tokenizer, en
     whole = tokenizer.encode(text)
     encodings.clear()
     for wanted in (1, 16, 256):
-        made = tokenizer.encode_beginning(text, wanted)
-        assert made[:wanted] == whole[:wanted]
+        assert tokenizer.encode_beginning(text, wanted)[:wanted] == whole[:wanted]
     assert len(text) < 10_000 or max(size for size, _ in encodings) < len(text) // 2
 
 
@@ -119,9 +112,8 @@ async def test_many_tokens_are_written_in_pieces_between_which_others_have_their
     encode, lengths = tokenize_endpoint.json_bytes, []
 
     def recorded(body):
-        lengths.extend(
-            len(part) for part in (body.values() if isinstance(body, dict) else [body]) if isinstance(part, list)
-        )
+        parts = body.values() if isinstance(body, dict) else [body]
+        lengths.extend(len(part) for part in parts if isinstance(part, list))
         return encode(body)
 
     monkeypatch.setattr(tokenize_endpoint, "json_bytes", recorded)

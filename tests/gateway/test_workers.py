@@ -144,13 +144,11 @@ def marked(tmp_path):
     """Starts marked gateways whose temporary files are in tmp_path/t; whatever they leave behind is ended."""
     mark, place = f"{os.getpid()}-{tmp_path.name}", tmp_path / "t"
     place.mkdir()
-    environment = {
-        **os.environ, "LLMOPS_TEST_MARK": mark, "TMPDIR": str(place), "LLMOPS_RESPONSES__ENTRIES": "0"
-    }  # fmt: skip
+    env = {**os.environ, "LLMOPS_TEST_MARK": mark, "TMPDIR": str(place), "LLMOPS_RESPONSES__ENTRIES": "0"}
     started_ones = []
 
-    def start(count: int, **more: str) -> subprocess.Popen:
-        command, env = gateway_command("127.0.0.1:9", count), {**environment, **more}
+    def start(count: int) -> subprocess.Popen:
+        command = gateway_command("127.0.0.1:9", count)
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env)
         started_ones.append(process)
         assert process.stdout is not None

@@ -51,6 +51,18 @@ async def browser_page(browser: Any, **options: Any) -> AsyncIterator[Any]:
         await made.context.close()
 
 
+async def open_chat(page: Any, url: str) -> None:
+    """Open the chat page, and wait until it knows the models."""
+    await page.goto(url)
+    await page.locator("#model option").first.wait_for(state="attached")
+
+
+async def ask(page: Any, text: str) -> None:
+    """Send a message on the chat page."""
+    await page.fill("#message", text)
+    await page.press("#message", "Enter")
+
+
 #: Marks a picture for the docs, which only `make pictures` takes.
 for_the_docs = pytest.mark.skipif("LLMOPS_PICTURES" not in os.environ, reason="make pictures")
 
@@ -62,7 +74,7 @@ async def take_picture(page: Any, name: str) -> None:
     assert file.stat().st_size > 10_000, "the picture is empty"
 
 
-async def accessibility_faults(page: Any) -> list[str]:
+async def axe_faults(page: Any) -> list[str]:
     """Return what axe-core finds on a page and grades as serious or critical."""
     try:
         import axe_playwright_python

@@ -1,11 +1,12 @@
 """Usage in a store, written and read as tests need it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from sqlalchemy import select
+from sqlalchemy import RowMapping, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llmops.store.tables import gateways
+from llmops.store.database import Store
+from llmops.store.tables import gateways, usage_records
 from llmops.store.usage_writes import UsageRecord, write_usage
 
 
@@ -17,3 +18,9 @@ async def insert_usage(connection: AsyncConnection, records: Iterable[UsageRecor
 async def high_water_mark(connection: AsyncConnection, gateway_id: str) -> int:
     """Return the number before which the store has all events of the gateway."""
     return await connection.scalar(select(gateways.c.next_seq).where(gateways.c.id == gateway_id)) or 0
+
+
+async def billed_rows(store: Store) -> Sequence[RowMapping]:
+    """Return all events that the store has."""
+    async with store.read() as connection:
+        return (await connection.execute(select(usage_records))).mappings().all()
