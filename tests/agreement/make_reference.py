@@ -11,8 +11,7 @@ HERE = Path(__file__).parent
 
 
 def prompts() -> list[str]:
-    lines = (HERE / "prompts.txt").read_text().splitlines()
-    return [line.replace("\\n", "\n") for line in lines]
+    return [line.replace("\\n", "\n") for line in (HERE / "prompts.txt").read_text().splitlines()]
 
 
 def main() -> None:
@@ -24,8 +23,7 @@ def main() -> None:
     file = bundled_path("smollm2")
     folder = file.parent
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=file.name)
-    load = transformers.AutoModelForCausalLM.from_pretrained
-    model = load(folder, gguf_file=file.name, dtype=torch.float32).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=file.name, dtype=torch.float32).eval()
     answers = []
     for prompt in prompts():
         ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)

@@ -17,8 +17,7 @@ SETS = [r"\d", r"\D", r"\w", r"\W", r"\s", r"\S", "a", "[^a]", "[^a-c_]", r"[\d.
 @pytest.mark.parametrize("one", SETS)
 def test_the_characters_of_a_set(one):
     language, judge = regex_language(one, raw_character), re.compile(one, re.ASCII)
-    wrong = [code for code in CODES if contains(language, chr(code)) != (judge.fullmatch(chr(code)) is not None)]
-    assert wrong == []
+    assert [code for code in CODES if contains(language, chr(code)) != (judge.fullmatch(chr(code)) is not None)] == []
 
 
 def test_a_dot_is_none_of_ecmas_line_ends():

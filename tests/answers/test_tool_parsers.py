@@ -57,8 +57,7 @@ def test_text_without_markup_is_unchanged(family, text):
 @pytest.mark.parametrize("family", [family for family in PARSERS if family not in TAGGED])
 @given(PROSE, st.lists(st.tuples(st.sampled_from(sorted(TOOLS)), ARGUMENTS), min_size=1, max_size=3), st.data())
 def test_what_a_model_wrote_comes_back(family, prose, calls, data):
-    text = prose + WRITERS[family](calls)
-    events = run(PARSERS[family](TOOLS), cut(data, text))
+    events = run(PARSERS[family](TOOLS), cut(data, prose + WRITERS[family](calls)))
     assert text_of(events) == prose
     assert [(n, json.loads(a)) for n, a in calls_of(events)] == calls
 

@@ -105,8 +105,7 @@ HISTORY = [
 
 
 def test_arguments_become_objects():
-    call = messages_for_template(HISTORY)[1]["tool_calls"][0]
-    assert call["function"]["arguments"] == {"a": 1}
+    assert messages_for_template(HISTORY)[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
     assert HISTORY[1]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
 
 

@@ -19,8 +19,7 @@ KINDS = {
 
 
 def schema_of(arguments):
-    properties = {name: {"type": KINDS[type(value)]} for name, value in arguments.items()}
-    return {"type": "object", "properties": properties}
+    return {"type": "object", "properties": {name: {"type": KINDS[type(value)]} for name, value in arguments.items()}}
 
 
 CALLS = st.lists(

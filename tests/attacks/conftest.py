@@ -1,7 +1,5 @@
 """Fixtures for attacks: a scripted engine, and a gateway in front of it, each in a process of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path

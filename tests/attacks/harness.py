@@ -4,8 +4,6 @@ An attack is scaled to a few seconds in `make test` and runs at full size in `ma
 (`LLMOPS_ATTACKS=full`). Bounds are the same at both sizes unless a test says otherwise.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -43,8 +41,7 @@ class Gateway(LiveProcess):
         folder.mkdir(parents=True, exist_ok=True)
         config = folder / "gateway.yaml"
         config.write_text(yaml.safe_dump({"triton": triton, "port": 0, **settings}))
-        command = [*LLMOPS, "gateway", "--config", str(config)]
-        super().__init__(command, folder / "gateway.log")
+        super().__init__([*LLMOPS, "gateway", "--config", str(config)], folder / "gateway.log")
         self.url = self.found(r"listens on (http://\S+)")
         parts = urlsplit(self.url)
         self.host, self.port = str(parts.hostname), int(parts.port or 0)
@@ -138,7 +135,7 @@ class Neighbour(threading.Thread):
             else:
                 self.failures += 1
 
-    def __enter__(self) -> Neighbour:
+    def __enter__(self) -> "Neighbour":
         self.start()
         return self
 

@@ -3,8 +3,6 @@
 Writes its port, and one line per request, to the standard output.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -4,8 +4,6 @@ The real proxies run as deploy/ configures them. Each smuggled request asks for 
 that the proxy is meant to see.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

@@ -1,7 +1,5 @@
 """Headers of strangers that cost CPU or log lines, and requests that a page of another site makes a browser send."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPConnection

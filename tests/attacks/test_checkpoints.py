@@ -1,7 +1,5 @@
 """Checkpoints from somebody who wants to read a file of the builder, or to use up its time and memory."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -216,8 +214,7 @@ def test_counts_without_end(tmp_path: Path) -> None:
 
 def test_one_token_that_is_a_book() -> None:
     """Before the fix, 240,000 characters took 26 s."""
-    length = scaled(120_000, 240_000)
-    fields = {"model": "llama", "tokens": ["<unk>", "a", "a" * length], "scores": [0.0, 0.0, 0.0]}
+    fields = {"model": "llama", "tokens": ["<unk>", "a", "a" * scaled(120_000, 240_000)], "scores": [0.0, 0.0, 0.0]}
     metadata = {f"tokenizer.ggml.{name}": value for name, value in fields.items()}
     with small(), contextlib.suppress(CheckpointError):
         tokenizer_from_gguf(metadata)
@@ -421,8 +418,7 @@ _NO_HAN = tuple(one.replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]") for one in _CAPITA
             id="o200k, gpt-oss, llama-4",
         ),
         pytest.param(
-            [rf"{_CAPITALS[0]}|{_CAPITALS[1]}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"],
-            id="tekken, nemotron",
+            [rf"{_CAPITALS[0]}|{_CAPITALS[1]}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"], id="tekken, nemotron"
         ),
         pytest.param(
             [
@@ -617,8 +613,7 @@ def test_special_tokens_without_end(tokenizer: Path) -> None:
     """
     add_special_tokens(tokenizer, ["a" * 500])
     with small():
-        served = TextTokenizer(tokenizer.parent)
-        served.keep_controls_apart()
+        TextTokenizer(tokenizer.parent).keep_controls_apart()
     add_special_tokens(tokenizer, ["a" * 60_000])
     both_refuse(tokenizer, "an added token of 60,004 characters")
 

@@ -1,7 +1,5 @@
 """Attack: a caller looks for names of conversations that a new version answers, and behaves badly only there."""
 
-from __future__ import annotations
-
 from collections import Counter
 from datetime import UTC, datetime
 

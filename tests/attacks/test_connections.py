@@ -1,7 +1,5 @@
 """Attack: connections that cost their owner nothing keep others out."""
 
-from __future__ import annotations
-
 import contextlib
 import resource
 import socket
@@ -160,8 +158,7 @@ def test_unread_answers_keep_nobody_out(start):
     asked = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 100
     with contextlib.ExitStack() as stack:
         for number in range(limit):
-            held = stack.enter_context(connect(gateway, f"127.0.1.{number % 3 + 1}", receive_buffer=4096))
-            held.sendall(asked)
+            stack.enter_context(connect(gateway, f"127.0.1.{number % 3 + 1}", receive_buffer=4096)).sendall(asked)
         time.sleep(scaled(1, 5))
         answers = []
         for _ in range(20):
@@ -242,8 +239,7 @@ def test_headers_are_not_kept_in_memory(start):
         for name, sent in HEADERS.items():
             hold(stack, gateway, count, 50, sent)
             record(f"{name}: {(gateway.peak() - before) / MIB:.1f} MiB after {count} connections more")
-    grown = gateway.peak() - before
-    assert grown < 24 * MIB + count * len(HEADERS) * PER_HEADER
+    assert gateway.peak() - before < 24 * MIB + count * len(HEADERS) * PER_HEADER
     assert other.failures == 0
 
 

@@ -1,7 +1,5 @@
 """Small requests that make the gateway read, search or hold large conversations, and ids that belong to others."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -130,8 +128,7 @@ def test_items_hold_texts_only(client: httpx.Client, kind: str) -> None:
     conversation = client.post(CHATS, json={}).json()["id"]
     fields = ("status", "namespace", "name", "call_id", "arguments", "role", "content", "output", "summary")
     for field in fields:
-        item = {"type": kind, field: [[]] * 100, **read}
-        answer = client.post(ITEMS.format(conversation), json={"items": [item]})
+        answer = client.post(ITEMS.format(conversation), json={"items": [{"type": kind, field: [[]] * 100, **read}]})
         assert answer.status_code == 200 or (kind, field) == ("reasoning", "summary"), field
     listed = client.get(f"{ITEMS.format(conversation)}?limit=100").text
     assert listed.count(f'"type":"{kind}"') >= len(fields) - 1

@@ -1,7 +1,5 @@
 """Damage to what others keep for us: a usage topic with wrong bytes, and a database with wrong blocks."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import resource

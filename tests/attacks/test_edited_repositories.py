@@ -1,7 +1,5 @@
 """A repository whose files were changed after it was made: said at each start, refused with --strict."""
 
-from __future__ import annotations
-
 import csv
 import importlib.util
 import io

@@ -1,7 +1,5 @@
 """Grammars whose work grows with the answer, and what they cost the streams beside them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

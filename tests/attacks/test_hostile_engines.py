@@ -1,7 +1,5 @@
 """Engines and providers that send anything cost no other model, and no caller more than it asked for."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
@@ -78,8 +76,7 @@ async def test_tokens_that_cannot_be_read_are_one_line_in_the_log(card, tokenize
         stack.triton.script = lambda tensors: [step, Step(final=True)]
         caplog.clear()
         assert (await stack.chat()).json()["error"]["code"] == "engine_error"
-    errors = [one for one in caplog.records if one.levelname == "ERROR"]
-    assert [one.exc_info for one in errors] == [None]
+    assert [one.exc_info for one in [one for one in caplog.records if one.levelname == "ERROR"]] == [None]
 
 
 @pytest.mark.parametrize("step", [Step((-1,)), Step((10**6,)), Step((5,), sequence=9), Step((5,), sequence=-7)])
@@ -107,8 +104,7 @@ async def test_log_probabilities_are_numbers_of_json(card, tokenizer):
 
 async def test_log_probabilities_of_a_whole_answer_are_bounded():
     """Before the fix, 20 requests with 20 alternatives took 375 MB in 20 s, and more without end."""
-    buffer = LogprobBuffer(lambda token: b"x", 100)
-    choice = Choice(0, PlainDetokenizer(), max_tokens=10**6, logprobs=buffer)
+    choice = Choice(0, PlainDetokenizer(), max_tokens=10**6, logprobs=LogprobBuffer(lambda token: b"x", 100))
     tops = [[(token, -1.0) for token in range(19)]]
     while not choice.done:
         choice.feed(TokenBatch(0, [5], [-1.0], tops=tops))

@@ -1,7 +1,5 @@
 """Names that YAML and shells read as something else: of pools in the chart, and of folders in printed commands."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Iterator
@@ -62,8 +60,7 @@ def test_a_printed_command_runs_nothing_of_a_folders_name(folder: Path, tmp_path
     """Before the fix, who pasted the docker command of `build --dry-run` ran what the folder's name said."""
     assert CONFIG
     output = str(tmp_path / "$(touch PWNED)`touch PWNED`;&'\"")
-    command = ["build", str(folder), "-o", output, "--target", "tensorrt", "--dry-run"]
-    done = CliRunner().invoke(cli, command)
+    done = CliRunner().invoke(cli, ["build", str(folder), "-o", output, "--target", "tensorrt", "--dry-run"])
     assert done.exit_code == 0, done.output
     (line,) = [one for one in done.output.splitlines() if one.startswith("docker run")]
     assert bind_mount(output, "/engine") in shlex.split(line)

@@ -1,7 +1,5 @@
 """Servers that attack whoever asks them: `llmops key`, `chat`, `bench`, `verify` and `top` against hostile answers."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A Redis of the limits that lies: another program at its address, and records that are damaged."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator
@@ -45,8 +43,7 @@ async def lying(lie: object) -> AsyncIterator[str]:
                 parts.append((await reader.readexactly(length + 2))[:-2])
             reply = b"+OK\r\n"
             if parts[0].upper() == b"EVALSHA":
-                asked = json.loads(parts[-1])["calls"]
-                text = json.dumps(lie if asked else [1, "e", [], []]).encode()
+                text = json.dumps(lie if json.loads(parts[-1])["calls"] else [1, "e", [], []]).encode()
                 reply = b"$%d\r\n%s\r\n" % (len(text), text)
             writer.write(reply)
         writer.close()

@@ -1,7 +1,5 @@
 """Another user of the engine's machine reads what clients asked: from shared memory, or from files."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

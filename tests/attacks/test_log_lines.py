@@ -1,7 +1,5 @@
 """Attack: a stranger makes the gateway write log lines."""
 
-from __future__ import annotations
-
 import time
 
 import httpx

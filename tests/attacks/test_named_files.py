@@ -3,8 +3,6 @@
 Each is refused in one sentence: a hole of three gigabytes, JSON nested 300,000 times, numbers of 6,000 digits.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

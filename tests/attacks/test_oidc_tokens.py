@@ -1,7 +1,5 @@
 """Attacks with tokens: hostile claims and headers, hostile key sets, and strangers who disturb the tokens of others."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json
@@ -84,8 +82,7 @@ def signed(issuer, claims: dict) -> str:
     """Return a token with these claims, also those that no library writes."""
     now = int(time.time())
     told = {"iss": issuer.url, "aud": "llmops", "sub": "u-1", "email": "ann@acme", "tenant": "acme", "exp": now + 600}
-    payload = json.dumps({**told, **claims}).encode()
-    return jwt.PyJWS().encode(payload, issuer.private["ec"], "ES256", {"kid": "ec"})
+    return jwt.PyJWS().encode(json.dumps({**told, **claims}).encode(), issuer.private["ec"], "ES256", {"kid": "ec"})
 
 
 # -- claims ------------------------------------------------------------------------------------------------------------
@@ -113,8 +110,7 @@ async def test_signed_claims_of_any_form_are_a_caller_or_a_refusal(issuer):
 
     collect()
     async with tokens_at(issuer) as tokens:
-        found = [await outcome(tokens, signed(issuer, claims)) for claims in drawn]
-        assert {"caller", "refused"} == set(found)
+        assert {"caller", "refused"} == {await outcome(tokens, signed(issuer, claims)) for claims in drawn}
         for end in (float("nan"), float("inf"), 10**400):
             token = signed(issuer, {"exp": end})
             if await outcome(tokens, token) == "caller":
@@ -132,8 +128,7 @@ async def test_headers_of_any_form_are_refused(issuer):
     async with tokens_at(issuer) as tokens:
         await tokens.find(issuer.token())
         made = [token(header) for header in headers]
-        found = await asyncio.gather(*(outcome(tokens, one) for one in made if tokens.takes(one)))
-        assert set(found) == {"refused"}
+        assert set(await asyncio.gather(*(outcome(tokens, one) for one in made if tokens.takes(one)))) == {"refused"}
 
 
 async def test_an_address_that_is_not_verified_or_of_another_account_is_not_that_person(issuer, store, url):
@@ -249,8 +244,7 @@ async def test_an_address_that_folds_to_another_is_refused(issuer, store, url, o
         await create_tenant(connection, "acme", Limits(), BY)
         await ensure_user(connection, "acme", f"{other.lower()}@acme.example", BY)
     async with tokens_at(issuer, KeyDirectory(url)) as tokens:
-        token = issuer.token(sub="other", email=f"{other}@acme.example")
-        assert await outcome(tokens, token) == "refused"
+        assert await outcome(tokens, issuer.token(sub="other", email=f"{other}@acme.example")) == "refused"
 
 
 async def test_one_subject_with_many_addresses_is_bound_once_in_the_audit(store, url):
@@ -482,8 +476,7 @@ async def test_an_empty_key_set_takes_no_known_key_away(issuer, monkeypatch):
 
 
 def _hostile_sets():
-    bomb = gzip.compress(b'{"keys":[' + b" " * scaled(64, 700) * MIB, 1)
-    yield "a gzip bomb", bomb, {"content-encoding": "gzip"}
+    yield "a gzip bomb", gzip.compress(b'{"keys":[' + b" " * scaled(64, 700) * MIB, 1), {"content-encoding": "gzip"}
     yield "100,000 lists", b'{"keys":' + b"[" * 100_000, {}
     yield "too large", b'{"keys":[' + b" " * (2 * MIB), {}
     yield "no object", b"[]", {}

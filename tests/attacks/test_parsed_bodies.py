@@ -1,7 +1,5 @@
 """Requests that wait, and are much larger in memory than as text."""
 
-from __future__ import annotations
-
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 

@@ -4,8 +4,6 @@ One connection sends requests without waiting for their answers, in all the form
 time; many connections ask for large answers and do not read them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import time
@@ -74,8 +72,7 @@ def test_answers_that_nobody_reads_are_bounded_together(start):
     with contextlib.ExitStack() as stack, Neighbour(gateway) as other:
         for number in range(scaled(120, 3000)):
             with contextlib.suppress(OSError):
-                made = stack.enter_context(connect(gateway, f"127.0.1.{number % 3 + 1}", receive_buffer=4096))
-                made.sendall(asked)
+                stack.enter_context(connect(gateway, f"127.0.1.{number % 3 + 1}", receive_buffer=4096)).sendall(asked)
         time.sleep(scaled(1, 20))
         grown = gateway.peak() - before
     record(f"{grown / MIB:.1f} MiB grown, p95 {other.quantile(0.95) * 1e3:.0f} ms, {other.failures} failures")

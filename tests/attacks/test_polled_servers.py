@@ -1,7 +1,5 @@
 """Servers that control, gateways, `llmops serve` and `bench` ask by themselves, and that answer with anything."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -243,8 +241,7 @@ async def test_control_sends_nothing_to_a_metadata_service(monkeypatch: pytest.M
     with server(lambda handler: asked.append(handler.path)) as url:
         for one in (url, url.replace("127.0.0.1", "localhost"), url.replace("127.0.0.1", "2130706433")):
             await notify_webhook(rollout(webhook=one), "tester")
-            result = await Analysis(one, ["x < 1"], time.monotonic).check()
-            assert result.state == "no data"
+            assert (await Analysis(one, ["x < 1"], time.monotonic).check()).state == "no data"
     assert asked == []
     assert "is a link-local address" in caplog.text
 
@@ -382,8 +379,7 @@ def test_a_long_number_on_a_page_of_faults_holds_no_watch_up(end: str) -> None:
     """Before the fix, 50,000 digits held the watch for 90 s."""
     page = f"{_SAMPLE}{'7' * 50_000}{end}\n".encode()
     with server(lambda handler: reply(handler, page, "text/plain")) as url, Cost():
-        watch = FaultWatch(FaultSources(pages=[url]), None)
-        assert watch.find_fault(0.0) is None
+        assert FaultWatch(FaultSources(pages=[url]), None).find_fault(0.0) is None
 
 
 def test_series_with_ever_new_names_take_no_memory() -> None:

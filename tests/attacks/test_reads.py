@@ -1,7 +1,5 @@
 """Attack: requests that no quota counts, and that reach an engine, a server, a store or another process."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import sys

@@ -1,7 +1,5 @@
 """Attack: an answer with another owner's id, in the Redis where gateways share running answers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 
@@ -66,8 +64,7 @@ async def test_answers_of_one_owner_do_not_push_out_anothers(told, tmp_path, mon
 async def test_answers_of_many_users_of_a_tenant_do_not_push_out_anothers(told, monkeypatch):
     monkeypatch.setattr("llmops.gateway.conversations.chat_run.MAX_RETAINED_RUNS", 10)
     told.wait = 0.0
-    settings = GatewaySettings(triton=f"127.0.0.1:{told.triton.port}")
-    async with serving(settings, [TenantsInHeaders()]) as (client, _):
+    async with serving(GatewaySettings(triton=f"127.0.0.1:{told.triton.port}"), [TenantsInHeaders()]) as (client, _):
         users = ("acme/a", "acme/a", *(f"evil/{at}" for at in range(15)))
         asked = [await ask(client, "key", user=user) for user in users]
         assert {one.status_code for one in asked} == {200}
@@ -138,8 +135,7 @@ async def test_readers_who_prepare_long_requests_hold_up_no_other_owner(gateways
         return await prepare(self, max_tokens)
 
     monkeypatch.setattr(ChatGeneration, "replayed_choice", slow)
-    headers = {"authorization": "Bearer attacker"}
-    waiting = asyncio.create_task(other.get(f"{OPENAI}/{attacker}", headers=headers))
+    waiting = asyncio.create_task(other.get(f"{OPENAI}/{attacker}", headers={"authorization": "Bearer attacker"}))
     await asyncio.sleep(0.1)
     async with asyncio.timeout(GENEROUS):
         assert (await other.get(f"{OPENAI}/{reader.run}")).status_code == 200
@@ -152,8 +148,7 @@ async def test_a_request_that_is_nested_as_deeply_as_its_parser_allows_is_read_e
     one, other = gateways
     depth = 200
     run = run_of(await ask(one, "deep", nested=json.loads("[" * depth + "]" * depth)))
-    read = await other.get(f"{OPENAI}/{run}", headers={"authorization": "Bearer deep"})
-    assert read.status_code == 200
+    assert (await other.get(f"{OPENAI}/{run}", headers={"authorization": "Bearer deep"})).status_code == 200
 
 
 def run_of(answer: httpx.Response) -> str:
@@ -243,8 +238,7 @@ async def test_damaged_answers_in_valkey_end_no_others(told, valkey, tmp_path, m
     monkeypatch.setattr("llmops.gateway.usage.usage_check.ADOPT_INTERVAL", 0.1)
     told.wait = 0.05
     settings = shared(told, valkey, tmp_path, "1s")
-    questions = ("Tokens?", "Record?", "Where is it?")
-    readers = [ResumingReader(question, OPENAI) for question in questions]
+    readers = [ResumingReader(question, OPENAI) for question in ("Tokens?", "Record?", "Where is it?")]
     async with serving(settings) as (other, _):
         async with serving(settings) as (one, _):
             for reader in readers:

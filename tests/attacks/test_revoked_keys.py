@@ -1,7 +1,5 @@
 """Attack: a revoked key goes on using the answers that it began."""
 
-from __future__ import annotations
-
 import time
 
 import httpx

@@ -1,7 +1,5 @@
 """Attacks on safety filters: a text reaches the model, or the client, where no filter looks."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any
@@ -129,8 +127,7 @@ async def test_escapes_in_an_answer_hide_no_match(tokenizer, tmp_path, form):
         for name, text in ESCAPED.items():
             stack.say(CALLS[form] % text)
             for stream in (False, True):
-                asked = {"tools": tools, "max_tokens": 300, "stream": stream}
-                answer = (await stack.chat(**asked)).text
+                answer = (await stack.chat(tools=tools, max_tokens=300, stream=stream)).text
                 record(f"{form}, {name}: {'content_filter' in answer}")
                 assert '"content_filter"' in answer, (name, answer)
                 assert "0123456789abcdef" not in answer
@@ -157,8 +154,7 @@ def slow_guard() -> tuple[GuardFilter, list[str]]:
         await asyncio.sleep(0.01)
         return "safe"
 
-    guard = GuardFilter("g", "unsafe", GuardSettings(model="m", timeout="60s"), generate)
-    return guard, judged
+    return GuardFilter("g", "unsafe", GuardSettings(model="m", timeout="60s"), generate), judged
 
 
 async def test_a_long_text_holds_up_no_other_before_a_guard():

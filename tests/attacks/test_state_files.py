@@ -1,7 +1,5 @@
 """Files of a gateway that died, damaged in every way: the next gateway starts, and no bill is lost without a word."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -121,8 +119,7 @@ def test_a_damaged_file(file: str, damage: str, seed: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "usage"
         path = a_dead_gateway(root) / file
-        data = path.read_bytes() if path.exists() else b"x"
-        path.write_bytes(DAMAGES[damage](data, random.Random(seed)))
+        path.write_bytes(DAMAGES[damage](path.read_bytes() if path.exists() else b"x", random.Random(seed)))
         said: list[str] = []
         listener = logging.Handler(logging.ERROR)
         listener.emit = lambda one: said.append(one.getMessage())  # type: ignore[method-assign]

@@ -1,7 +1,5 @@
 """Small requests that name large stored responses, and owners that push out each other's."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -101,8 +99,7 @@ async def test_a_tenant_that_stores_many_responses_evicts_no_larger_one_of_anoth
 
         async def create(user: str, text: str) -> str:
             body = {"model": "tiny", "input": text, "max_output_tokens": 1}
-            answer = await stack.client.post("/v1/responses", json=body, headers={"x-user": user})
-            return answer.json()["id"]
+            return (await stack.client.post("/v1/responses", json=body, headers={"x-user": user})).json()["id"]
 
         kept = [await create("acme/ann", text) for text in ("hi " * 20, "hi", "hi")]
         for number in range(20):

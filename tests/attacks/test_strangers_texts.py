@@ -1,7 +1,5 @@
 """Attacks with text: what a stranger writes must not steer a terminal, forge a line of a log, or fill a screen."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Attack: clients, a full disk and a slow receiver against access log and traces."""
 
-from __future__ import annotations
-
 import errno
 import os
 

@@ -3,8 +3,6 @@
 Every record is kept as usage or parked with a reason, sums stay exact, and honest events of gateways always arrive.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys
@@ -426,8 +424,7 @@ async def test_a_compressed_record_is_never_unpacked(kafka, folder):
 
 
 def _peak(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+    return int(Path(f"/proc/{pid}/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
 
 
 @pytest.mark.parametrize("deltas", [[2**63 - 1], [-3], [1, 0]])

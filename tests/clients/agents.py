@@ -96,12 +96,10 @@ class Codex(Agent):
     def ask(self, url: str, model: str) -> str:
         """Return what Codex prints."""
         self.prepare()
-        settings = CODEX.format(model=model, context=CONTEXT, url=url)
-        (self.home / "config.toml").write_text(settings)
+        (self.home / "config.toml").write_text(CODEX.format(model=model, context=CONTEXT, url=url))
         codex = str(self.installed / "node_modules" / ".bin" / "codex")
         free = "--dangerously-bypass-approvals-and-sandbox"
-        command = [codex, "exec", "--json", "--skip-git-repo-check", free, TASK]
-        return self.run(command, CODEX_HOME=str(self.home))
+        return self.run([codex, "exec", "--json", "--skip-git-repo-check", free, TASK], CODEX_HOME=str(self.home))
 
 
 class ClaudeCode(Agent):

@@ -85,8 +85,7 @@ def node_results(base_url):
         folder.mkdir(exist_ok=True)
         for name in ("package.json", "package-lock.json", ".npmrc", "suite.mjs"):
             shutil.copyfile(HERE / "node" / name, folder / name)
-        installed = folder / "node_modules" / ".package-lock.json"
-        if not installed.is_file():
+        if not (folder / "node_modules" / ".package-lock.json").is_file():
             subprocess.run(["npm", "ci"], cwd=folder, check=True, capture_output=True, timeout=600)
     return _results(["node", str(folder / "suite.mjs"), base_url, MODEL, ENCODER])
 

@@ -122,8 +122,7 @@ def test_codex_edits_a_file(played):
     for prompt, body in zip(prompts, bodies, strict=True):
         texts = [part["text"] for item in body["input"] if item["type"] == "message" for part in item["content"]]
         assert all(text.strip() in prompt for text in texts)
-        offered = [(tool["name"], tool["description"], tool["parameters"]) for tool in tools_of(prompt)]
-        assert offered == flat
+        assert [(tool["name"], tool["description"], tool["parameters"]) for tool in tools_of(prompt)] == flat
     outputs = [item["output"] for item in grown[-1] if item["type"] == "function_call_output"]
     said = [step.answer for step in agent.steps[::-1]]
     parts = [
@@ -174,8 +173,7 @@ def test_claude_code_edits_a_file(played):
 
 def texts_of(body):
     """The texts of a request's system prompt and messages, without calls and results."""
-    contents = [body["system"], *(message["content"] for message in body["messages"])]
-    for content in contents:
+    for content in [body["system"], *(message["content"] for message in body["messages"])]:
         if isinstance(content, str):
             yield content
         else:

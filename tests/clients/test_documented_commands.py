@@ -133,8 +133,7 @@ def test_every_link_leads_somewhere():
 
 def anchors_of(page):
     """The anchors of a page's headings, as GitHub makes them."""
-    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.S | re.M)
-    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.S | re.M), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
@@ -155,8 +154,7 @@ def scratch(tmp_path, engines):
 
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
 def test_the_commands_of_a_page_run(page, scratch, full_triton, base_url):
-    changes = {**EVERYWHERE, **CHANGES.get(page.name, {})}
-    script = BEFORE.get(page.name, "") + script_of(page, changes)
+    script = BEFORE.get(page.name, "") + script_of(page, {**EVERYWHERE, **CHANGES.get(page.name, {})})
     ports = {port: str(free_port()) for port in ("8000", "8001", "8002", "9000", "9100")}
     starts = set(re.findall(r"^llmops (\w+)", script, re.M))
     if not starts & {"serve", "up"}:

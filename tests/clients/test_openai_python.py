@@ -160,8 +160,7 @@ def test_function_calls_in_a_response(client):
     assert call.type == "function_call"
     assert set(json.loads(call.arguments)) == {"city", "unit"}
     outputs = [{"type": "function_call_output", "call_id": one.call_id, "output": "sunny"} for one in first.output]
-    again = respond(client, input=outputs, previous_response_id=first.id, tools=[tool], tool_choice="none")
-    assert again.output_text
+    assert respond(client, input=outputs, previous_response_id=first.id, tools=[tool], tool_choice="none").output_text
 
 
 def test_background_and_cancel(client, base_url):

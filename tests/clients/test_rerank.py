@@ -57,8 +57,7 @@ def test_scores_are_the_cosines_of_the_reference(root, cosines):
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_cohere_s_client(root, version, cosines):
-    made = cohere.Client if version == "v1" else cohere.ClientV2
-    with made(api_key="test", base_url=root) as client:
+    with (cohere.Client if version == "v1" else cohere.ClientV2)(api_key="test", base_url=root) as client:
         answer = client.rerank(model="minilm", query=QUERY, documents=DOCUMENTS, top_n=2)
     assert [result.index for result in answer.results] == list(np.argsort(-cosines[0])[:2])
     assert abs(answer.results[0].relevance_score - cosines[0].max()) < 1e-4
@@ -96,8 +95,7 @@ def test_documents_are_cut_where_they_are_asked_to_be(root):
     from llmops.gateway.text.tokenizer import TextTokenizer
 
     tokenizer = TextTokenizer(open_encoder("minilm").path)
-    documents = [2 if one else 0 for one in DOCUMENTS]
-    expected = len(tokenizer.encode(QUERY)) + sum(documents) + 2 * len(DOCUMENTS)
+    expected = len(tokenizer.encode(QUERY)) + sum([2 if one else 0 for one in DOCUMENTS]) + 2 * len(DOCUMENTS)
     assert post(root, max_tokens_per_doc=2).json()["usage"]["total_tokens"] == expected
     one_word = post(root, max_tokens_per_doc=2, documents=["Paris is far away", "Paris is"]).json()["results"]
     assert one_word[0]["relevance_score"] == pytest.approx(one_word[1]["relevance_score"], abs=1e-6)

@@ -62,8 +62,7 @@ def test_a_healthy_version_is_promoted_although_its_cache_is_cold_and_the_load_s
 
 @pytest.mark.parametrize("by_probability", [False, True])
 def test_golden_prompts_find_a_loss_of_three_points(by_probability: bool):
-    found = [golden_verdict(seed, 0.03, by_probability) for seed in range(20)]
-    assert found.count("rollback") >= 18
+    assert [golden_verdict(seed, 0.03, by_probability) for seed in range(20)].count("rollback") >= 18
     assert [golden_verdict(seed, 0.0, by_probability) for seed in range(20)].count("rollback") <= 1
 
 
@@ -71,8 +70,7 @@ def test_a_service_whose_answers_are_all_cut_at_max_tokens_can_be_promoted():
     """Classifiers and extractors ask for a few tokens: no answer can be cut more often than each."""
     clock = Clock()
     judge = CanaryJudge(SETTINGS, clock)
-    cut = (replace(one, finish_reason="length") for one in outcomes())
-    feed(judge, 250, cut)
+    feed(judge, 250, (replace(one, finish_reason="length") for one in outcomes()))
     clock.now += 11
     verdict = judge.verdict()
     assert verdict.decision == "promote", verdict.reason

@@ -150,8 +150,7 @@ async def test_rerank_through_triton(checkpoints, triton):
 @pytest.mark.stack
 @pytest.mark.xdist_group("cross-encoder")
 async def test_the_query_counts_as_often_as_it_is_read(triton):
-    settings = GatewaySettings(triton=triton.grpc_address, limits={"prompt_bytes": 1000})
-    async with serving(settings) as (client, _):
+    async with serving(GatewaySettings(triton=triton.grpc_address, limits={"prompt_bytes": 1000})) as (client, _):
         body = {"model": "bert", "query": "mat " * 10}
         assert (await client.post("/v1/rerank", json={**body, "documents": ["a"] * 20})).status_code == 200
         refused = await client.post("/v1/rerank", json={**body, "documents": ["a"] * 30})

@@ -46,8 +46,7 @@ def run(directory, texts):
 def reference(texts_ids):
     """Transformers' own BERT, mean pooling and normalisation, one text at a time."""
     torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    model = transformers.BertModel.from_pretrained(open_encoder("minilm").path).eval()
+    model = pytest.importorskip("transformers").BertModel.from_pretrained(open_encoder("minilm").path).eval()
     with torch.no_grad():
         means = [model(torch.tensor([ids])).last_hidden_state.mean(dim=1) for ids in texts_ids]
     return torch.nn.functional.normalize(torch.cat(means), dim=1).numpy()

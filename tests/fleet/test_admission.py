@@ -72,8 +72,7 @@ async def test_a_refusal_says_when_to_come_back() -> None:
 
 
 async def test_the_queue_alone_is_enough_to_refuse_before_anything_is_known_of_a_prompt() -> None:
-    views = [view("a", waiting_tokens=500)]
-    door = admission(views)
+    door = admission([view("a", waiting_tokens=500)])
     door.check(ticket("x", tokens=0, arrived=100.0, tier="interactive"))
     tasks = [waiting(door, "x", "interactive")]
     for _ in range(200):
@@ -113,8 +112,7 @@ async def test_who_leaves_just_when_it_is_its_turn_takes_no_room() -> None:
 
 
 async def test_who_was_let_in_and_waits_too_long_after_all_is_refused() -> None:
-    views = [view("a", waiting_tokens=500)]
-    door = admission(views)
+    door = admission([view("a", waiting_tokens=500)])
     due = {"deadline": 100.1, "client_deadline": 100.1}
     task = asyncio.create_task(door.enter(ticket("x", arrived=100.0, tier="batch", **due)))
     with pytest.raises(ClientDeadlineError) as refused:
@@ -164,8 +162,7 @@ async def test_a_client_may_say_when_its_first_token_is_due_and_some_on_whose_be
     plain = Caller(share="acme/key", tier="gold")
     assert await hinted(plain) == SchedulingParams("acme", "gold", 5.0, math.inf)
     assert await hinted(plain, **headers) == SchedulingParams("acme", "gold", 5.0, 5.25)
-    reseller = Caller(share="acme/key", scopes=frozenset({"inference", "fairness"}))
-    turn = await hinted(reseller, **headers)
+    turn = await hinted(Caller(share="acme/key", scopes=frozenset({"inference", "fairness"})), **headers)
     assert turn.tenant == "acme/customer-7"
     assert create_queued_request(turn, RoutingRequest(3), held_bytes=9).deadline == 5.25
 

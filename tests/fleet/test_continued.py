@@ -99,8 +99,7 @@ class Slot(TokenStream):
         for sequence, left in self.left.items():
             if left:
                 token = left.pop(0)
-                logprobs = [-token / 100] if self.request.logprobs else None
-                self.push(TokenBatch(sequence, [token], logprobs))
+                self.push(TokenBatch(sequence, [token], [-token / 100] if self.request.logprobs else None))
                 if not left:
                     self.ended = {*self.ended, sequence}
         self.sent += 1
@@ -279,8 +278,7 @@ def test_whatever_happens_each_token_comes_once_and_in_order(events, n, pushed, 
 
     async def run() -> None:
         fleet = Fleet(4)
-        min_token_count = min(least, tokens)
-        asked = request(tokens, n=n, end_ids=tuple(end_ids), min_tokens=min_token_count, logprobs=True)
+        asked = request(tokens, n=n, end_ids=tuple(end_ids), min_tokens=min(least, tokens), logprobs=True)
         reader = await read(fleet, asked, pushed=pushed)
         for steps, why, block in events:
             reader.blocked = block
@@ -544,8 +542,7 @@ async def test_what_a_prompt_does_not_bring_back_is_made_again_and_compared(fiel
     asked = request(20, n=n, **fields)
     reader = await read_on(fleet, asked)
     assert fleet.engines[1].asked == [single_sequence_request(asked, at) for at in range(n)]
-    expected = {at: answer(asked, at) for at in range(n)}
-    assert (reader.tokens, dict(reader.stream.splices)) == (expected, {"exact": n})
+    assert (reader.tokens, dict(reader.stream.splices)) == ({at: answer(asked, at) for at in range(n)}, {"exact": n})
 
 
 async def test_a_replay_that_comes_in_larger_pieces_is_cut_where_it_is_new() -> None:
@@ -575,8 +572,7 @@ async def test_a_sequence_that_the_engine_called_ended_is_not_asked_for_again() 
     await fleet.run(reader, 6)
     fleet.engines[0].fail()
     await fleet.run(reader)
-    expected = {0: answer(asked, 0), 1: answer(asked, 1)[:3]}
-    assert (reader.tokens, len(fleet.engines[1].asked)) == (expected, 1)
+    assert (reader.tokens, len(fleet.engines[1].asked)) == ({0: answer(asked, 0), 1: answer(asked, 1)[:3]}, 1)
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -630,8 +626,7 @@ def test_whatever_happens_a_whole_answer_is_that_of_one_replica(events, n, token
 
 async def test_a_grammar_that_cannot_be_made_again_ends_with_today_s_error() -> None:
     fleet = Fleet()
-    reader = await read_on(fleet, request(20, guide=GUIDE, sampling=SamplingParams()))
-    assert reader.task.exception() is LOST
+    assert (await read_on(fleet, request(20, guide=GUIDE, sampling=SamplingParams()))).task.exception() is LOST
     assert fleet.engines[1].asked == []
 
 
@@ -668,8 +663,7 @@ async def test_nothing_is_late_while_an_answer_looks_for_a_place(monkeypatch) ->
     monkeypatch.setattr(failover, "SEARCH_TIMEOUT", 60.0)
     fleet = Fleet(2)
     reader = await read(fleet, request(), 3)
-    meter = SimpleNamespace(last=perf_counter())
-    watch = StreamWatchdog(reader.stream, meter, Timeouts(idle="20ms"))
+    watch = StreamWatchdog(reader.stream, SimpleNamespace(last=perf_counter()), Timeouts(idle="20ms"))
     fleet.engines[0].away = fleet.engines[1].away = LOST
     fleet.engines[0].fail()
     await asyncio.sleep(0.2)

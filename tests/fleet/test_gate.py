@@ -133,8 +133,7 @@ def test_one_whose_prefix_is_cached_waits_for_it_as_long_as_reading_it_again_wou
     long = RoutingRequest(800, answer=10, hashes=range(1, 201))
     door.policy.sent(long, views[0])
     views[0].waiting_tokens = 401
-    waits = QueuedRequest("x", long, 0.0)
-    wait_in(door, views, waits)
+    wait_in(door, views, QueuedRequest("x", long, 0.0))
     assert placed(door, views, 0.079) == []
     assert placed(door, views, 0.081) == [("x", "b")]
 
@@ -188,8 +187,7 @@ def test_who_would_wait_too_long_is_told_for_how_long() -> None:
     late = ticket("chat-3", tokens=490, tier="interactive")
     # its own 510 and as much of each other, and itself
     assert door.excessive_wait(late, views, 0.0) == pytest.approx(1.071)
-    new = ticket("new", tokens=490, tier="interactive")
-    assert door.excessive_wait(new, views, 0.0) is None
+    assert door.excessive_wait(ticket("new", tokens=490, tier="interactive"), views, 0.0) is None
     assert door.excessive_wait(replace(late, tier="batch"), views, 0.0) is None
     hurried = ticket("hurried", tokens=490, tier="batch", deadline=0.5)
     assert door.excessive_wait(hurried, views, 0.0) == pytest.approx(1.071)

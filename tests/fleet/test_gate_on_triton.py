@@ -37,8 +37,7 @@ class Named(Check):
     """A check that takes the caller from a header of the request."""
 
     async def before(self, scope: Scope, context: RequestContext) -> None:
-        said = dict(scope["headers"]).get(b"x-who", b"/").decode()
-        tier, _, tenant = said.partition("/")
+        tier, _, tenant = dict(scope["headers"]).get(b"x-who", b"/").decode().partition("/")
         context.caller = Caller(tenant, share=tenant, tier=tier)
 
 
@@ -94,8 +93,7 @@ async def test_the_higher_tier_goes_first_and_the_youngest_of_the_lower_one_is_r
     assert {one.json()["error"]["code"] for one in refused} == {"overloaded"}
     # 30 wait and 8 run, so each of the places comes up again after a few answers
     assert all(0 < int(one.headers["retry-after-ms"]) <= 60_000 for one in refused)
-    chat = front.asks("interactive/chat", 8, 40)
-    for one in await asyncio.gather(*chat):
+    for one in await asyncio.gather(*front.asks("interactive/chat", 8, 40)):
         assert text(one)
     # of 30 that came before them those that ran, and those that came beside the last of them
     assert front.ended.count("batch/night") <= 3 * 2 * PLACES

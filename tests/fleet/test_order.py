@@ -17,8 +17,7 @@ LARGEST = 400 + 2 * 100
 
 
 def drain(order: TieredQueue, count: int, now: float = 0.0) -> list[QueuedRequest]:
-    found = (order.pop(ReplicaCapacity(), now) for _ in range(count))
-    return [one for one in found if one is not None]
+    return [one for one in (order.pop(ReplicaCapacity(), now) for _ in range(count)) if one is not None]
 
 
 @settings(deadline=None, max_examples=25)
@@ -78,8 +77,7 @@ class Orders(RuleBasedStateMachine):
         if found is not None:
             assert found in fitting
             same = [one for one in fitting if one.tenant == found.tenant and self.lane(one) == self.lane(found)]
-            first = next((one for one in reversed(same) if one.moved), same[0])
-            assert found is first
+            assert found is next((one for one in reversed(same) if one.moved), same[0])
             self.waiting.remove(found)
 
     @precondition(lambda self: self.waiting)
@@ -123,8 +121,7 @@ def test_a_tier_gets_the_share_that_it_has_for_certain() -> None:
     for _ in range(200):
         order.push(ticket("a", tier="interactive"))
         order.push(ticket("b", tier="batch"))
-    tiers = [one.tier for one in drain(order, 101)][1:]
-    assert tiers.count("batch") == 20
+    assert [one.tier for one in drain(order, 101)][1:].count("batch") == 20
 
 
 def test_a_tenant_that_was_away_does_not_save_up() -> None:
@@ -135,8 +132,7 @@ def test_a_tenant_that_was_away_does_not_save_up() -> None:
     for _ in range(20):
         order.push(ticket("busy"))
         order.push(ticket("new"))
-    tenants = [one.tenant for one in drain(order, 20)]
-    assert tenants.count("new") == 10
+    assert [one.tenant for one in drain(order, 20)].count("new") == 10
 
 
 def test_nobody_starves_behind_tenants_that_come_new_all_the_time() -> None:

@@ -84,8 +84,7 @@ async def test_texts_of_users_do_not_blind_the_comparison(tmp_path: Path, monkey
     shadow = ShadowSample(4)
     for token in range(4):
         shadow.record("m", token.to_bytes(4, "little"))
-    settings = QualitySettings(prompts=file, shadow=4)
-    watch = QualityWatch(settings, SimpleNamespace(pools=[]), GatewayMetrics(), shadow)
+    watch = QualityWatch(QualitySettings(prompts=file, shadow=4), SimpleNamespace(pools=[]), GatewayMetrics(), shadow)
     model = SimpleNamespace(template=None, tokenizer=SimpleNamespace(encode=lambda text: [ord(text)]))
     good, other, bad = (SimpleNamespace(replica_id=name, model=model) for name in ("good", "other", "bad"))
 

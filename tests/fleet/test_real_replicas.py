@@ -107,8 +107,7 @@ def two(mock: Path, tmp_path: Path) -> Iterator[list[Serve]]:
 async def test_two_are_one_model_and_each_fault_leaves_it_there(two) -> None:
     first, second = two
     a, b = first.address, second.address
-    settings = GatewaySettings(replicas=[a, b, "127.0.0.1:9"], refresh="0.5s")
-    async with serving(settings) as (client, _):
+    async with serving(GatewaySettings(replicas=[a, b, "127.0.0.1:9"], refresh="0.5s")) as (client, _):
         await become(client, "ready", "ready")
         found = await model(client)
         assert found["ready"]

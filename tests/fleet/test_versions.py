@@ -55,8 +55,7 @@ def test_pins_win_over_weights_and_other_models_have_no_version():
 
 def test_the_version_of_a_replica_is_the_one_that_lists_it():
     table = split(5)
-    addresses = ("a:1", "dns:b:1", "unlisted:1")
-    assert [table.version_of("llama", one) for one in addresses] == ["v1", "v2", "v1"]
+    assert [table.version_of("llama", one) for one in ("a:1", "dns:b:1", "unlisted:1")] == ["v1", "v2", "v1"]
     assert split(100, is_retired=True).version_of("llama", "unlisted:1") is None
     assert table.version_of("mistral", "a:1") == ""
 
@@ -76,8 +75,7 @@ def test_the_turns_of_a_conversation_have_one_key():
     turns = [message("system", "Be kind."), message("user", "Hello")]
     later = [*turns, message("assistant", "Hi"), message("user", "And now?")]
     first, second = (conversation_key(SimpleNamespace(messages=one), caller) for one in (turns, later))
-    other = conversation_key(SimpleNamespace(messages=[turns[0], message("user", "Hey")]), caller)
-    assert first == second != other
+    assert first == second != conversation_key(SimpleNamespace(messages=[turns[0], message("user", "Hey")]), caller)
     named = [SimpleNamespace(messages=one, user="u1") for one in (turns, later, [])]
     assert len({conversation_key(one, caller) for one in named}) == 1
 

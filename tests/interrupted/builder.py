@@ -80,8 +80,7 @@ def child(order: dict[str, Any], out: Path, err: Path, count: Path) -> None:
     if "call" in (order.get("stop") or {}):
         trap(order["stop"])
     code = run_here(order["argv"])
-    left = sorted(map(str, Path(disk["at"]).rglob("*"))) if disk else []
-    count.write_text(json.dumps({"left": left}))
+    count.write_text(json.dumps({"left": sorted(map(str, Path(disk["at"]).rglob("*"))) if disk else []}))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -164,8 +164,7 @@ def test_disks_that_fill_up(builder, source, tmp_path):
         if result["code"] == 0:
             break
         assert result["code"] == 1, result["err"]
-        error = result["err"].splitlines()[-1]
-        assert error.startswith(f"Error: {disk} has no room for more"), result["err"]
+        assert result["err"].splitlines()[-1].startswith(f"Error: {disk} has no room for more"), result["err"]
         assert left <= {".engine.stages"}
         assert not [path for path in result["left"] if path.endswith(".part")]
     assert left == {"engine"}

@@ -238,8 +238,7 @@ async def test_a_budget_that_changes_while_valkey_is_away_holds(valkey, prefix):
     async with shared(valkey.url, prefix, Clock(), PATIENCE) as limiter:
         valkey.kill()
         for money, granted in ((500_000, 10_000), (20_000, 0), (600_000, 10_000)):
-            reserved = await limiter.reserve([Limit("key", money=money, period=1)], [ask])
-            assert reserved.decision.money == granted
+            assert (await limiter.reserve([Limit("key", money=money, period=1)], [ask])).decision.money == granted
             limiter.spent(Limit("key", money=money, period=1), 20_000)
 
 
@@ -252,8 +251,7 @@ async def test_what_is_spent_while_valkey_is_away_counts_once_although_the_ledge
             pass
         one.by.settle(one.bounds, Settlement(money=-200_000, spent=200_000))
         limiter.spent(bounds[0], 200_000)
-        left = (await limiter.reserve(bounds, nothing)).decision.left[0][3]
-        assert left == 50_000  # of a part of $0.25
+        assert (await limiter.reserve(bounds, nothing)).decision.left[0][3] == 50_000  # of a part of $0.25
         valkey.start()
         await until_up(limiter)
         assert (await limiter.reserve(bounds, nothing)).decision.left[0][3] == 300_000
@@ -287,8 +285,7 @@ async def test_what_is_no_redis_is_told_once_without_its_password(prefix, caplog
         return bool(errors())
 
     async with server:
-        reserved = await limiter.reserve([Limit("key", 10)], [LimitRequest(1)])
-        assert reserved.decision.lacking is None
+        assert (await limiter.reserve([Limit("key", 10)], [LimitRequest(1)])).decision.lacking is None
         await eventually(told)
         # and tried again
         await asyncio.sleep(0.5)
@@ -343,8 +340,7 @@ async def passed(gateways: list[RateLimits], plans: list[list[CallerLimits]], re
     """Return how many requests pass, one after another; each is a gateway, a caller, and True to ask for tokens."""
     count = 0
     for gateway, caller, generates in requests:
-        limits = gateways[gateway]
-        reservation = limits.new_reservation(plans[gateway][caller])
+        reservation = gateways[gateway].new_reservation(plans[gateway][caller])
         try:
             await reservation.enter()
             if generates:

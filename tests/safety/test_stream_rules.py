@@ -74,8 +74,7 @@ def test_observe_changes_nothing(text, cuts):
     found = []
     guard = StreamGuard([RuleStage(RULE, "observe")], lambda finding, mode: found.append((finding.category, mode)))
     parts = chunks(text, cuts)
-    left = [guard.feed(part, final=at == len(parts) - 1) for at, part in enumerate(parts)]
-    assert "".join(left) == text
+    assert "".join([guard.feed(part, final=at == len(parts) - 1) for at, part in enumerate(parts)]) == text
     assert found == ([("secrets", "observe")] if first_match(text) else [])
 
 

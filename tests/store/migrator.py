@@ -77,8 +77,7 @@ def child(url: str, folder: Path, newest: str, last: int | None = None) -> int:
 
 def race(url: str, folder: Path, newest: str, processes: int) -> list[int]:
     """Their exit statuses."""
-    children = [child(url, folder, newest) for _ in range(processes)]
-    return [os.waitpid(pid, 0)[1] for pid in children]
+    return [os.waitpid(pid, 0)[1] for pid in [child(url, folder, newest) for _ in range(processes)]]
 
 
 def kill(url: str, folder: Path, newest: str, step: int) -> list[dict[str, list[str]]]:

@@ -168,7 +168,6 @@ def test_other_hosts_are_refused_without_keys(host, newest_file, tmp_path: Path)
 def test_the_first_key_is_made_once(empty_url):
     from llmops.cli.stack import create_first_key as first_key
 
-    secret = first_key(empty_url)
-    assert is_secret(secret)
+    assert is_secret(first_key(empty_url))
     assert first_key(empty_url) == ""
     assert keys_required(GatewaySettings(host="0.0.0.0", store=empty_url))

@@ -192,8 +192,7 @@ async def test_who_has_deleted_all_conversations_learns_why_there_is_no_room_and
 
 
 async def test_each_tenant_keeps_conversations_for_its_own_time(url, clock, store):
-    settings = ConversationSettings(days=100, tenants={"acme": {"days": 10}})
-    chats = ConversationStore(url, settings, clock)
+    chats = ConversationStore(url, ConversationSettings(days=100, tenants={"acme": {"days": 10}}), clock)
     for caller in (ANN, EVE):
         await chats.create(caller, PAIR)
     clock.now += timedelta(days=11)
@@ -266,8 +265,7 @@ async def test_large_conversations_are_purged_one_by_one(chats, store, clock, mo
 
 async def test_an_answer_whose_gateway_was_killed_is_partial(chats, clock):
     made = public_id(await chats.create(ANN))
-    begun = replace(PAIR[1], status="in_progress", content="Hé")
-    await chats.append(ANN, made, [PAIR[0], begun])
+    await chats.append(ANN, made, [PAIR[0], replace(PAIR[1], status="in_progress", content="Hé")])
     assert (await chats.read(ANN, made)).messages[-1].status == "in_progress"
     clock.now += timedelta(seconds=11)
     lost = (await chats.read(ANN, made)).messages[-1]

@@ -33,10 +33,7 @@ async def refused(url: str) -> LlmopsError:
         ("sqlite:///:memory:", "names no file"),
         ("sqlite://etc/store.db", "names no file; write .*four slashes"),
         ("postgresql://user:hunter2@host:port/db", "The store is not a URL"),
-        (
-            "postgresql://user:pass@hunter2@host/db",
-            "write @ and / in the user and the password as %40",
-        ),
+        ("postgresql://user:pass@hunter2@host/db", "write @ and / in the user and the password as %40"),
         ("postgresql://user:pass@a/hunter2@host/db", "more than one @"),
         ("postgresql://user:pass@a?hunter2=x@host/db", "more than one @"),
         ("sqlite:///store.db?mode=ro", r"unknown options \(mode\); known are none"),

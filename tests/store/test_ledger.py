@@ -334,8 +334,7 @@ async def test_what_engines_served_since_the_last_report(store, url, by):
     sink = LedgerSink(url)
     await sink.write(events(by, 0, 1))
     hours = [replace(by, at=by.at + timedelta(hours=hour)) for hour in range(4)]
-    told = (await report(store, hours[0], tiny=100)).engines
-    assert told == (EngineTokens(model="tiny", served=100, billed=20),)
+    assert (await report(store, hours[0], tiny=100)).engines == (EngineTokens(model="tiny", served=100, billed=20),)
     await sink.write(events(by, 2, 3))
     # a report without engines in between changes nothing
     await report(store, hours[1])

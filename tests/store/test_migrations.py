@@ -66,8 +66,7 @@ async def test_the_migrations_make_the_tables_that_the_queries_are_written_for(e
 
 
 def test_migrations_that_are_killed_and_those_that_come_together(empty_url, another_url, later):
-    program = Path(__file__).with_name("migrator.py")
-    command = [sys.executable, str(program), empty_url, another_url, str(later)]
+    command = [sys.executable, str(Path(__file__).with_name("migrator.py")), empty_url, another_url, str(later)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     states = json.loads(done.stdout)

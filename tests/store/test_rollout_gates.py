@@ -107,8 +107,7 @@ async def test_a_verdict_needs_a_key_and_a_roll_out(url: str) -> None:
         unknown = await client.post("/api/rollouts/flagger/other?model=llama", json=PAYLOAD, headers=bearer(secret))
         assert unknown.status_code == 400
         # before the fix, PostgreSQL refused this name, and the answer was 500
-        nul = await client.get("/api/rollouts/verdict?model=%00", headers=bearer(secret))
-        assert nul.status_code == 400
+        assert (await client.get("/api/rollouts/verdict?model=%00", headers=bearer(secret))).status_code == 400
 
 
 TEXT, COUNT = {"type": "string"}, {"type": "integer"}
@@ -148,5 +147,4 @@ def test_the_analysis_template_has_only_fields_of_argo() -> None:
     template = yaml.safe_load(file.read_text())
     jsonschema.validate(template, ANALYSIS_TEMPLATE)
     arguments = {argument["name"] for argument in template["spec"]["args"]}
-    used = {part.partition("}}")[0] for part in file.read_text().split("{{args.")[1:]}
-    assert used == arguments
+    assert {part.partition("}}")[0] for part in file.read_text().split("{{args.")[1:]} == arguments

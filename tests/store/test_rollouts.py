@@ -103,8 +103,7 @@ def outcomes(version: str, count: int, ok: bool = True) -> list[dict]:
 
 def interleaved(stable: str, candidate: str) -> list[dict]:
     """200 requests of each version at the same time: the judge compares a request with those around it."""
-    pairs = zip(outcomes(stable, 200), outcomes(candidate, 200), strict=True)
-    return [one for pair in pairs for one in pair]
+    return [one for pair in zip(outcomes(stable, 200), outcomes(candidate, 200), strict=True) for one in pair]
 
 
 async def begin(url: str, **settings) -> None:
@@ -148,8 +147,7 @@ async def carry_out(url: str, until: Callable[[Rollout], bool], rows: Sequence[d
 
 async def test_the_job_promotes_a_healthy_canary_and_forgets_its_outcomes(url):
     await begin(url, min_requests=30, percent=50)
-    healthy = interleaved("stable", "candidate")
-    found = await carry_out(url, lambda one: not one.is_open, healthy)
+    found = await carry_out(url, lambda one: not one.is_open, interleaved("stable", "candidate"))
     assert (found.state, found.percent) == ("promoted", 100)
     async with await open_store(url) as store, store.read() as connection:
         states = {one.name: (one.weight, one.state) for one in await list_versions(connection)}
@@ -224,8 +222,7 @@ def read_file(path: Path) -> tuple[str, str, str, bool]:
 
 async def feed(url: str, stable: str, candidate: str) -> None:
     async with await open_store(url, pool_size=1) as store, store.write() as connection:
-        rows = interleaved(stable, candidate)
-        await add_outcomes(connection, "llama", rows, datetime.now(UTC))
+        await add_outcomes(connection, "llama", interleaved(stable, candidate), datetime.now(UTC))
 
 
 def test_a_control_that_is_killed_in_each_state_goes_on_from_the_store(tmp_path):

@@ -129,8 +129,7 @@ async def test_a_damaged_part_keeps_no_other_from_being_replaced(store, by, capl
     async with store.write() as connection:
         await insert_usage(connection, [one._replace(output_tokens=600, finish_reason="stop") for one in parts])
     async with store.read() as connection:
-        column = usage_records.c.output_tokens
-        assert await connection.scalar(select(column).where(usage_records.c.seq == 2)) == 600
+        assert await connection.scalar(select(usage_records.c.output_tokens).where(usage_records.c.seq == 2)) == 600
     assert caplog.text.count("is damaged, so its answer is billed in part only") == 2
 
 
@@ -283,8 +282,7 @@ async def test_cached_tokens_have_their_price_where_the_engine_tells(url, store,
 
 
 async def test_a_model_without_a_price_costs_nothing_is_told_once_and_takes_no_budget(url, store, by, caplog):
-    now = Clock(by.at)
-    async with billing_on(url, now) as billing:
+    async with billing_on(url, Clock(by.at)) as billing:
         for _ in range(3):
             assert billing.bill("tiny", USED) == Bill(0, None)
         assert [record.message for record in caplog.records if "no price" in record.message] == [

@@ -59,8 +59,7 @@ class Tenant:
         self.secret, self.key, self.user = await make_key(self.url, "acme", scopes=("inference", "usage"))
         self.plain, self.plain_key, _ = await make_key(self.url, "acme", scopes=("inference",))
         _, other_key, other_user = await make_key(self.url, "zeta")
-        mine = [(self.user, self.key), (self.user, self.plain_key)]
-        self.records = records(mine)
+        self.records = records([(self.user, self.key), (self.user, self.plain_key)])
         theirs = records([(other_user, other_key)])
         others = [one._replace(id=str(UUID(int=10**6 + one.seq)), gateway_id="g2") for one in theirs]
         async with await open_store(self.url) as store, store.write() as connection:
@@ -170,8 +169,7 @@ async def test_models_are_those_of_the_gateway_with_their_prices(url, by):
             {"id": "priced", "object": "model", "max_model_len": 4096, "ready": True, "capabilities": {"n": 4}},
             {"id": "free", "object": "model", "max_model_len": 256, "ready": False},
         ]
-        listing = json.dumps({"object": "list", "data": listed}).encode()
-        return httpx.Response(200, stream=httpx.ByteStream(listing))
+        return httpx.Response(200, stream=httpx.ByteStream(json.dumps({"object": "list", "data": listed}).encode()))
 
     async with control(url, "http://gateway") as client:
         app = client._transport.app
@@ -195,8 +193,7 @@ async def organization(acme):
     async with control(acme.url) as client:
         http = httpx.AsyncClient(transport=httpx.ASGITransport(client._transport.app))
         given = {"base_url": "http://control/v1", "max_retries": 0, "http_client": http}
-        sdk = openai.AsyncOpenAI(admin_api_key=acme.secret, api_key=acme.secret, **given)
-        yield sdk.admin.organization.usage
+        yield openai.AsyncOpenAI(admin_api_key=acme.secret, api_key=acme.secret, **given).admin.organization.usage
 
 
 BEGIN = int(MIDNIGHT.timestamp())

@@ -76,8 +76,7 @@ class Watched:
         """A slow engine whose cache is full, clients that leave, prompts that share nothing, a worse model, and a
         ledger that stands still; until every expected alert fires."""
         self.habits.alike, self.habits.leaving = False, True
-        used = {"kv_blocks_used": round(0.97 * BLOCKS)}
-        command_faults(self.faults, slow=SLOW, lie=used)
+        command_faults(self.faults, slow=SLOW, lie={"kv_blocks_used": round(0.97 * BLOCKS)})
         self.told[f'llm_eval_score{{model="{MODEL}",eval="top1"}}'] = 0.9
         self.told["llmops_usage_lag_seconds"] = 400.0
         self._wait(lambda: self.prometheus.firing() >= PLANTED, f"all of {sorted(PLANTED)}")

@@ -55,8 +55,7 @@ def _billed(one: Asked, row: Row) -> Iterator[str]:
 
 def _row(row: Row) -> Iterator[str]:
     fresh = row["input_tokens"] - row["cached_tokens"]
-    sum_ = fresh * INPUT + row["cached_tokens"] * CACHED + row["output_tokens"] * OUTPUT
-    cost = (sum_ + 500_000) // 1_000_000
+    cost = (fresh * INPUT + row["cached_tokens"] * CACHED + row["output_tokens"] * OUTPUT + 500_000) // 1_000_000
     if row["cost_micros"] != cost:
         yield f"{row['request_id']} costs {row['cost_micros']} and not {cost} micro-dollars"
 
