@@ -10,21 +10,10 @@ from llmops.gateway.text.tokenizer import TextTokenizer
 from tests.attacks.harness import Engine, Gateway
 from tests.gateway.conftest import card, tokenizer, tokenizer_dir
 from tests.limits.conftest import valkey
-from tests.store.conftest import (
-    by,
-    databases,
-    folder,
-    kind,
-    newest_database,
-    newest_file,
-    own_postgres,
-    postgres,
-    store,
-    url,
-)
+from tests.store.conftest import by, databases, folder, kind, newest, newest_file, own_postgres, postgres, store, url
 from tests.support.gateway_stack import card_of
 
-__all__ = ["by", "card", "databases", "folder", "kind", "newest_database", "newest_file", "own_postgres", "postgres"]
+__all__ = ["by", "card", "databases", "folder", "kind", "newest", "newest_file", "own_postgres", "postgres"]
 __all__ += ["store", "tokenizer", "tokenizer_dir", "url", "valkey"]
 
 

@@ -6,12 +6,15 @@ An attack is scaled to a few seconds in `make test` and runs at full size in `ma
 
 import contextlib
 import json
+import math
 import os
 import re
+import resource
 import socket
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -59,9 +62,7 @@ class Gateway(LiveProcess):
 class Engine(LiveProcess):
     """A scripted Triton in a process of its own, whose model `tiny` answers each request with the same tokens."""
 
-    def __init__(
-        self, folder: Path, card: dict[str, object], *, tokens: int = 4, seconds_per_token: float = 0.0
-    ) -> None:
+    def __init__(self, folder: Path, card: dict[str, object], tokens: int = 4, seconds_per_token: float = 0.0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "card.json").write_text(json.dumps(card))
         given = [str(folder / "card.json"), str(tokens), str(seconds_per_token)]
@@ -117,20 +118,21 @@ def status(gateway: Gateway, sent: bytes, source: str = "127.0.0.1") -> int:
 class Neighbour(threading.Thread):
     """A client that sends one request after the other and notes how long each took.
 
-    Each request has a connection of its own, as that of a client that has just arrived.
+    Each request has a connection of its own, as that of a client that has just arrived. At the end, none may have
+    failed, and 95 of 100 must have taken less than `p95` seconds.
     """
 
-    def __init__(self, gateway: Gateway, sent: bytes = LIVE, source: str = "127.0.0.99", pause: float = 0.02) -> None:
+    def __init__(self, gateway: Gateway, sent: bytes = LIVE, p95: float = math.inf) -> None:
         super().__init__(daemon=True)
-        self._gateway, self._sent, self._source, self._pause = gateway, sent, source, pause
+        self._gateway, self._sent, self._p95 = gateway, sent, p95
         self._over = threading.Event()
         self.seconds: list[float] = []
         self.failures = 0
 
     def run(self) -> None:
-        while not self._over.wait(self._pause):
+        while not self._over.wait(0.02):
             start = time.perf_counter()
-            if status(self._gateway, self._sent, self._source) == 200:
+            if status(self._gateway, self._sent, "127.0.0.99") == 200:
                 self.seconds.append(time.perf_counter() - start)
             else:
                 self.failures += 1
@@ -139,15 +141,35 @@ class Neighbour(threading.Thread):
         self.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failed: object, *_: object) -> None:
         wait_until(lambda: len(self.seconds) + self.failures > 9, "ten requests of a neighbour")
         self._over.set()
         self.join()
-
-    def quantile(self, share: float) -> float:
-        """Return the seconds within which `share` of the answers came."""
         assert self.seconds, f"no request was answered, {self.failures} failed"
-        return sorted(self.seconds)[min(int(len(self.seconds) * share), len(self.seconds) - 1)]
+        p95 = sorted(self.seconds)[int(len(self.seconds) * 0.95)]
+        record(f"{len(self.seconds)} of others answered with a p95 of {p95 * 1e3:.0f} ms, {self.failures} failed")
+        if failed is None:
+            assert (self.failures, p95 < self._p95) == (0, True)
+
+
+@contextlib.contextmanager
+def max_cost(mebibytes: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
+    """Fail if a block takes this much memory of this process, or this long by `clock`."""
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, clock()
+    yield
+    took, grown = clock() - start, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    record(f"{grown:.0f} MiB, {took:.2f} s")
+    assert (grown < mebibytes, took < seconds) == (True, True)
+
+
+@contextlib.contextmanager
+def max_growth(process: LiveProcess, limit: float) -> Iterator[None]:
+    """Fail if a program grows by `limit` bytes during a block."""
+    before = process.memory()
+    yield
+    grown = process.peak() - before
+    record(f"{grown / MIB:.1f} MiB grown")
+    assert grown < limit
 
 
 def record(measured: str) -> None:

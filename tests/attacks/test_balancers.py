@@ -22,6 +22,10 @@ POST = b"POST /tokenize HTTP/1.1\r\nhost: x\r\n"
 SIZE = b"content-length: %d\r\n" % len(b"0\r\n\r\n" + HIDDEN)
 CHUNKED = b"transfer-encoding: chunked\r\n"
 BODY = b"0\r\n\r\n" + HIDDEN
+UPGRADE = (
+    b"GET /health/live HTTP/1.1\r\nhost: x\r\nconnection: upgrade%%b\r\nupgrade: %%b\r\ncontent-length: %d\r\n\r\n"
+)
+UPGRADE %= len(HIDDEN)
 SMUGGLED = {
     "CL.TE": POST + SIZE + CHUNKED + b"\r\n" + BODY,
     "TE.CL": POST + CHUNKED + SIZE + b"\r\n" + BODY,
@@ -50,12 +54,8 @@ SMUGGLED = {
     "chunk extension with LF": POST + CHUNKED + b"\r\n2;a\nxx\r\n%x\r\n" % len(HIDDEN) + HIDDEN + b"\r\n0\r\n\r\n",
     "chunk without its end": POST + CHUNKED + b"\r\n2\r\n{}%x\r\n" % len(HIDDEN) + HIDDEN + b"\r\n0\r\n\r\n",
     "body of a GET": b"GET /health/live HTTP/1.1\r\nhost: x\r\n" + SIZE + b"\r\n" + BODY,
-    "upgrade": b"GET /health/live HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
-    + b"sec-websocket-version: 777\r\ncontent-length: %d\r\n\r\n" % len(HIDDEN)
-    + HIDDEN,
-    "upgrade to HTTP/2": b"GET /health/live HTTP/1.1\r\nhost: x\r\nconnection: upgrade, http2-settings\r\n"
-    + b"upgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\ncontent-length: %d\r\n\r\n" % len(HIDDEN)
-    + HIDDEN,
+    "upgrade": UPGRADE % (b"", b"websocket\r\nsec-websocket-version: 777") + HIDDEN,
+    "upgrade to HTTP/2": UPGRADE % (b", http2-settings", b"h2c\r\nhttp2-settings: AAMAAABkAAQAAP__") + HIDDEN,
     "expect": POST + SIZE + b"expect: 100-continue\r\n\r\n" + BODY,
     "line break in the target": b"GET /health/live%0d%0a%0d%0aGET%20/v1/models HTTP/1.1\r\nhost: x\r\n\r\n",
     "line break in a header": b"GET /health/live HTTP/1.1\r\nhost: x\r\nx: a\\r\\n\\r\\nGET /v1/models\r\n\r\n",

@@ -9,9 +9,10 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -38,7 +39,7 @@ from llmops.gateway.text.chat_template import ChatTemplate
 from llmops.gateway.text.text_thread_pool import TextThreadPool
 from llmops.gateway.text.tokenizer import TextTokenizer
 from llmops.tokenizer_patterns import are_quick
-from tests.attacks.harness import MIB, record, scaled
+from tests.attacks.harness import MIB, max_cost, record, scaled
 from tests.support import forked_cli
 from tests.support.tiny_models import write_checkpoint
 
@@ -138,18 +139,18 @@ def test_the_hubs_cache_names_no_folder_outside(folder, tmp_path, monkeypatch, n
 
 
 def test_the_hubs_cache_is_read(folder: Path, tmp_path: Path) -> None:
-    blobs = tmp_path / "models--a--b" / "blobs"
-    snapshot = tmp_path / "models--a--b" / "snapshots" / "main"
-    blobs.mkdir(parents=True)
-    snapshot.mkdir(parents=True)
+    snapshot, blobs = (tmp_path / "models--a--b" / name for name in ("snapshots/main", "blobs"))
+    for made in (snapshot, blobs):
+        made.mkdir(parents=True)
     (blobs / "0123").write_text(json.dumps(CONFIG))
     (snapshot / "config.json").symlink_to("../../blobs/0123")
     assert open_folder(snapshot, "a/b", weights=False).config["vocab_size"] == 8
 
 
-@given(
-    st.lists(st.sampled_from(["..", "checkpoint", "inner", "secret", "self", "config.json"]), min_size=1, max_size=5)
-)
+PARTS = st.sampled_from(["..", "checkpoint", "inner", "secret", "self", "config.json"])
+
+
+@given(st.lists(PARTS, min_size=1, max_size=5))
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_only_links_that_stay_inside_pass(tmp_path: Path, parts: list[str]) -> None:
     folder = tmp_path / "checkpoint"
@@ -178,17 +179,8 @@ def gguf(path: Path, pairs: list[bytes], size: int = 0) -> Path:
     return path
 
 
-@contextlib.contextmanager
-def small() -> Iterator[None]:
-    """Fail if a block takes 96 MiB or 5 CPU seconds."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.thread_time()
-    yield
-    seconds = time.thread_time() - start
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    record(f"{grown:.0f} MiB, {seconds:.2f} s")
-    assert grown < 96
-    assert seconds < 5
+#: A block may take 96 MiB and 5 CPU seconds.
+small = partial(max_cost, 96, 5, time.thread_time)
 
 
 @pytest.mark.parametrize("kind", [_UINT8, _STRING])
@@ -244,9 +236,10 @@ def test_what_is_no_file_is_refused(folder: Path, put: Callable[[Path], None]) -
         open_folder(folder, "x")
 
 
-@pytest.mark.parametrize(
-    "name", ["config.json", "tokenizer.json", "chat_template.jinja", "generation_config.json", "tokenizer_config.json"]
-)
+NAMES = ("config.json", "tokenizer.json", "chat_template.jinja", "generation_config.json", "tokenizer_config.json")
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_hole_of_three_gigabytes(folder: Path, name: str) -> None:
     """Before the fix, each took 3.3 to 6.2 GB."""
     (folder / name).touch()
@@ -279,12 +272,9 @@ def test_odd_settings_of_an_encoder_are_one_sentence(encoder: Path, change: dict
 
 def _broken_map() -> dict[str, object]:
     """Return a tokenizer whose normaliser makes the library panic."""
-    return {
-        "version": "1.0",
-        "added_tokens": [],
-        "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAAAA=="},
-        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []},
-    }
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": "AAAAAA=="}
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}
+    return {"version": "1.0", "added_tokens": [], "normalizer": normalizer, "model": model}
 
 
 @pytest.mark.parametrize(
@@ -320,9 +310,8 @@ def test_a_tokenizer_whose_pieces_contain_each_other_is_refused(tmp_path: Path) 
         runs = ["\u224b" * length for length in range(1, pieces + 1)]
         vocab = [["<unk>", 0.0], *([text, -1.0] for text in [*map(chr, range(32, 127)), *runs])]
         file.write_text(json.dumps({"added_tokens": [], "model": {"type": "Unigram", "unk_id": 0, "vocab": vocab}}))
-        with (
-            pytest.raises(CheckpointError, match=r"takes|needs more than 10 s") if refused else contextlib.nullcontext()
-        ):
+        refusal = pytest.raises(CheckpointError, match=r"takes|needs more than 10 s")
+        with refusal if refused else contextlib.nullcontext():
             try_tokenizer(file, "x")
 
 
@@ -355,11 +344,8 @@ async def test_a_tokenizer_that_may_take_seconds_is_kept_off_the_event_loop(toke
 
 async def test_a_slow_tokenizer_of_an_embedding_model_keeps_no_filter_on_the_event_loop() -> None:
     threads: list[threading.Thread] = []
-    tokenizer = SimpleNamespace(
-        is_slow=True,
-        frame=SimpleNamespace(size=0, ids=list),
-        encode_beginning=lambda *_, **__: threads.append(threading.current_thread()) or [1],
-    )
+    encode = Mock(side_effect=lambda *_, **__: threads.append(threading.current_thread()) or [1])
+    tokenizer = SimpleNamespace(is_slow=True, frame=SimpleNamespace(size=0, ids=list), encode_beginning=encode)
     model = SimpleNamespace(card=SimpleNamespace(max_seq_len=8), tokenizer=tokenizer, embed=AsyncMock())
     await text_embedder(SimpleNamespace(get=lambda *_: model))("m", ["a"])
     assert threads[0] is not threading.main_thread()
@@ -377,85 +363,42 @@ def test_a_tokenizer_that_was_slow_leaves_the_event_loop(tokenizer: Path) -> Non
 
 _BRIEF = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORD, _DIGITS, _OTHERS = r"[^\r\n\p{L}\p{N}]?\p{L}+", r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 _CAPITALS = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
 )
 _NO_HAN = tuple(one.replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]") for one in _CAPITALS)
-
-
-@pytest.mark.parametrize(
-    "known",
-    [
-        pytest.param([r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"], id="gpt-2"),
-        pytest.param(
-            [rf"{_BRIEF}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"],
-            id="cl100k, llama-3, phi-4, glm-4",
-        ),
-        pytest.param(
-            [
-                r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]"
-                r"|\s+(?!\S)|\s+"
-            ],
-            id="cl100k, possessive",
-        ),
-        pytest.param(
-            [rf"{_BRIEF}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"],
-            id="qwen-2 to qwen-3",
-        ),
-        pytest.param(
-            [
-                rf"{_BRIEF}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
-                rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
-            ],
-            id="qwen-3.5",
-        ),
-        pytest.param(
-            [
-                rf"{_CAPITALS[0]}{_BRIEF}?|{_CAPITALS[1]}{_BRIEF}?|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*"
-                rf"|{_SPACES}"
-            ],
-            id="o200k, gpt-oss, llama-4",
-        ),
-        pytest.param(
-            [rf"{_CAPITALS[0]}|{_CAPITALS[1]}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"], id="tekken, nemotron"
-        ),
-        pytest.param(
-            [
-                rf"[\p{{Han}}]+|{_NO_HAN[0]}{_BRIEF}?|{_NO_HAN[1]}{_BRIEF}?|\p{{N}}{{1,3}}"
-                rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
-            ],
-            id="kimi-k2",
-        ),
-        pytest.param(
-            [
-                "[\r\n]",
-                r"\s?[A-Za-zµÀ-ÖØ-öø-ƺ]+",
-                r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
-                r"\s+$",
-                "[一-龥ࠀ-一가-퟿]+",
-                r"\p{N}+",
-            ],
-            id="deepseek-v2",
-        ),
-        pytest.param(
-            [
-                r"\p{N}{1,3}",
-                "[一-龥぀-ゟ゠-ヿ]+",
-                "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
-                rf"| ?[\p{{P}}\p{{S}}]+[{chr(13)}{chr(10)}]*|{_SPACES}",
-            ],
-            id="deepseek-v3, deepseek-r1",
-        ),
-        pytest.param([r"\s+", r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"], id="clip"),
-        pytest.param([r" ?[^(\s|[.,!?…。，、।۔،])]+"], id="bloom"),
-        pytest.param(["[0-9][0-9][0-9]"], id="falcon"),
-        pytest.param([r"\d{1,3}(?=(?:\d{3})*\b)"], id="command-a"),
-        pytest.param([r"\p{N}{1,3}", r"(?=(\d{3})+(?!\d))"], id="superbpe"),
-        pytest.param([" {2,}"], id="t5"),
-        pytest.param([], id="gemma, starcoder, smollm"),
+_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
+_POSSESSIVE = r" ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+_DEEPSEEK = ["[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"]
+_DEEPSEEK += [" ?[\\p{P}\\p{S}]+[\r\n]*", _SPACES]
+#: The expressions by which known tokenizers split texts, each by its alternatives.
+_KNOWN: dict[str, list[list[str]]] = {
+    "gpt-2": [[r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"]],
+    "cl100k, llama-3, phi-4, glm-4": [[_BRIEF, _WORD, _DIGITS, _OTHERS, _SPACES]],
+    "cl100k, possessive": [[r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+", _DIGITS, _POSSESSIVE]],
+    "qwen-2 to qwen-3": [[_BRIEF, _WORD, r"\p{N}", _OTHERS, _SPACES]],
+    "qwen-3.5": [[_BRIEF, r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*", _SPACES]],
+    "o200k, gpt-oss, llama-4": [[*(f"{one}{_BRIEF}?" for one in _CAPITALS), _DIGITS, _SLASHES, _SPACES]],
+    "tekken, nemotron": [[*_CAPITALS, r"\p{N}", _SLASHES, _SPACES]],
+    "kimi-k2": [[r"[\p{Han}]+", *(f"{one}{_BRIEF}?" for one in _NO_HAN), _DIGITS, _OTHERS, _SPACES]],
+    "deepseek-v2": [
+        *([one] for one in ("[\r\n]", r"\s?[A-Za-zµÀ-ÖØ-öø-ƺ]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$")),
+        *([one] for one in ("[一-龥ࠀ-一가-퟿]+", r"\p{N}+")),
     ],
-)
+    "deepseek-v3, deepseek-r1": [[_DIGITS], ["[一-龥぀-ゟ゠-ヿ]+"], _DEEPSEEK],
+    "clip": [[r"\s+"], [r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"]],
+    "bloom": [[r" ?[^(\s|[.,!?…。，、।۔،])]+"]],
+    "falcon": [["[0-9][0-9][0-9]"]],
+    "command-a": [[r"\d{1,3}(?=(?:\d{3})*\b)"]],
+    "superbpe": [[_DIGITS], [r"(?=(\d{3})+(?!\d))"]],
+    "t5": [[" {2,}"]],
+    "gemma, starcoder, smollm": [],
+}
+
+
+@pytest.mark.parametrize("known", [["|".join(parts) for parts in one] for one in _KNOWN.values()], ids=_KNOWN)
 def test_known_tokenizers_stay_on_the_event_loop(known: list[str]) -> None:
     """The steps that the expressions of known tokenizers may take are bounded."""
     assert are_quick(known)
@@ -589,10 +532,9 @@ def test_a_gateways_tokenizer_folder_with_a_link_out_of_it_is_refused(tmp_path: 
 @pytest.mark.parametrize("part", ["normalizer", "decoder"])
 @pytest.mark.parametrize(
     "written",
-    [
-        pytest.param(["b" * 100_000], id="one rule: a gateway grew from 160 to 4,249 MiB"),
-        pytest.param(["bbb"] * 8, id="a chain of short ones: 10.3 GiB while loading"),
-    ],
+    # one rule, with which a gateway grew from 160 to 4,249 MiB, and a chain that took 10.3 GiB while loading
+    [["b" * 100_000], ["bbb"] * 8],
+    ids=["one rule", "a chain"],
 )
 def test_a_tokenizer_that_expands_texts_is_refused(tokenizer, part, written):
     rules = [{"type": "Replace", "pattern": {"String": "a"}, "content": text} for text in written]
@@ -706,16 +648,11 @@ def test_modules_in_a_checkpoint_are_not_imported(folder: Path, monkeypatch: pyt
     assert not (folder / "ran").exists()
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        [],
-        "text",
-        {**CONFIG, "architectures": [["x"]]},
-        {**CONFIG, "quantization_config": {"quant_method": "fp8", "weight_block_size": {"a": 1}}},
-    ],
-    ids=str,
-)
+ODD_FP8 = {"quant_method": "fp8", "weight_block_size": {"a": 1}}
+ODD_FIELDS = [{"architectures": [["x"]]}, {"quantization_config": ODD_FP8}]
+
+
+@pytest.mark.parametrize("config", [[], "text", *({**CONFIG, **fields} for fields in ODD_FIELDS)], ids=str)
 def test_a_config_of_another_form_gets_a_sentence(folder: Path, tmp_path: Path, config: object) -> None:
     """Before the fix, these ended with a traceback."""
     (folder / "config.json").write_text(json.dumps(config))

@@ -11,7 +11,7 @@ import pytest
 
 from llmops.gateway.http.connection_limits import ConnectionLimits, connection_limits
 from llmops.gateway.settings import GatewaySettings
-from tests.attacks.harness import LIVE, MIB, Neighbour, connect, exchange, posted, record, scaled, status
+from tests.attacks.harness import LIVE, MIB, Neighbour, connect, exchange, max_growth, posted, record, scaled, status
 from tests.gateway.test_oidc import Issuer
 
 #: Bytes that a connection may cost which has sent no whole request.
@@ -37,11 +37,8 @@ def test_idle_connections_keep_nobody_out(start):
     with contextlib.ExitStack() as stack:
         for sent in (b"", b"GET /health/live HTTP/1.1\r\nhost: ", LIVE):
             hold(stack, gateway, limit, 3, sent)
-            with Neighbour(gateway) as other:
+            with Neighbour(gateway):
                 time.sleep(1)
-            record(f"{len(other.seconds)} answered, {other.failures} failed, after {sent[:20]!r}")
-            assert other.failures == 0
-            assert other.seconds
 
 
 BEGUN = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n{"
@@ -72,12 +69,11 @@ def test_strangers_whose_tokens_wait_for_a_key_set_keep_nobody_out(start):
     asked = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\n\r\n"
     good = asked % issuer.token().encode()
     assert status(gateway, good) == 200
-    with contextlib.ExitStack() as stack, Neighbour(gateway, good) as other:
+    with contextlib.ExitStack() as stack, Neighbour(gateway, good):
         stack.callback(issuer.server.server_close)
         for _ in range(3):
             hold(stack, gateway, limit, 40, asked % issuer.token(headers={"kid": str(time.time())}).encode())
             time.sleep(0.5)
-    assert (other.failures, other.seconds != []) == (0, True)
 
 
 @dataclass(eq=False)
@@ -173,13 +169,8 @@ def test_twenty_thousand_connections(start):
     """More than the limit: the gateway stays small, and others are served."""
     count = scaled(1000, 19_000)
     gateway = start(limits={"connections": count // 2, "connections_per_client": 0})
-    before = gateway.memory()
-    with contextlib.ExitStack() as stack, Neighbour(gateway) as other:
-        held = hold(stack, gateway, count, 200)
-        grown = gateway.peak() - before
-    record(f"{len(held)} connections, {grown / MIB:.1f} MiB grown, p95 {other.quantile(0.95) * 1e3:.0f} ms")
-    assert grown < count * PER_CONNECTION
-    assert other.failures == 0
+    with contextlib.ExitStack() as stack, max_growth(gateway, count * PER_CONNECTION), Neighbour(gateway):
+        record(f"{len(hold(stack, gateway, count, 200))} connections")
 
 
 def test_clients_that_come_back_at_once(start, own_engine):
@@ -234,13 +225,10 @@ def test_headers_are_not_kept_in_memory(start):
     count = scaled(150, 2000)
     gateway = start(limits={"connections_per_client": 0})
     status(gateway, LIVE)
-    before = gateway.memory()
-    with contextlib.ExitStack() as stack, Neighbour(gateway) as other:
-        for name, sent in HEADERS.items():
+    bound = 24 * MIB + count * len(HEADERS) * PER_HEADER
+    with contextlib.ExitStack() as stack, max_growth(gateway, bound), Neighbour(gateway):
+        for sent in HEADERS.values():
             hold(stack, gateway, count, 50, sent)
-            record(f"{name}: {(gateway.peak() - before) / MIB:.1f} MiB after {count} connections more")
-    assert gateway.peak() - before < 24 * MIB + count * len(HEADERS) * PER_HEADER
-    assert other.failures == 0
 
 
 def test_a_trailer_is_no_header(start):

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.attacks.harness import MIB, Engine, Gateway, Neighbour, connect, record, scaled
+from tests.attacks.harness import MIB, Engine, Gateway, Neighbour, connect, max_growth, record, scaled
 from tests.support.waiting import wait_until
 
 CHATS, ITEMS = "/api/conversations", "/v1/conversations/{}/items"
@@ -52,16 +52,11 @@ def test_many_empty_messages_and_long_system_prompts(gateway: Gateway, client: h
     for _ in range(scaled(10, 200)):
         assert client.post(CHATS, json={"system_prompt": "x" * 400_000}).status_code == 200
     assert client.post(CHATS, json={"system_prompt": "x" * 400_001}).status_code == 400
-    before = gateway.memory()
-    with Neighbour(gateway) as neighbour, ThreadPoolExecutor(4) as pool:
+    with max_growth(gateway, GROWTH), Neighbour(gateway, p95=NEIGHBOUR_P95), ThreadPoolExecutor(4) as pool:
         pages = list(pool.map(lambda _: caller(gateway, "attacker").get(f"{CHATS}?limit=1000"), range(scaled(4, 8))))
         read = [client.get(f"{CHATS}/{conversation}").status_code for _ in range(5)]
-    growth = gateway.peak() - before
-    record(f"{growth / MIB:.0f} MB more, p95 {neighbour.quantile(0.95) * 1000:.0f} ms")
     assert read == [200] * 5
     assert all(page.status_code == 200 and len(page.content) < MIB for page in pages)
-    assert growth < GROWTH
-    assert neighbour.quantile(0.95) < NEIGHBOUR_P95
 
 
 def test_a_search_that_nearly_matches_everywhere(gateway: Gateway, client: httpx.Client) -> None:
@@ -77,16 +72,13 @@ def test_a_search_that_nearly_matches_everywhere(gateway: Gateway, client: httpx
 
 def test_small_requests_on_a_large_conversation(gateway: Gateway, client: httpx.Client) -> None:
     conversation = large_conversation(client, scaled(4, 7))
-    before, used = gateway.memory(), gateway.cpu()
-    with Neighbour(gateway) as neighbour, ThreadPoolExecutor(8) as pool:
+    used = gateway.cpu()
+    with max_growth(gateway, GROWTH), Neighbour(gateway, p95=NEIGHBOUR_P95), ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda _: ask(caller(gateway, "attacker"), conversation), range(scaled(6, 60))))
-    growth, used = gateway.peak() - before, gateway.cpu() - used
-    p95 = neighbour.quantile(0.95)
-    record(f"{growth / MIB:.0f} MB more, {used / len(answers):.2f} s of CPU each, p95 {p95 * 1000:.0f} ms")
+    used = gateway.cpu() - used
+    record(f"{used / len(answers):.2f} s of CPU each")
     assert {answer.status_code for answer in answers} <= {200, 503}
-    assert growth < GROWTH
     assert used / len(answers) < 0.5  # 2.9 s when every message was tokenized
-    assert p95 < NEIGHBOUR_P95
 
 
 @pytest.mark.parametrize("letter", ["a", "🙂"])
@@ -99,20 +91,16 @@ def test_slow_readers_of_exports_count_against_the_held_bytes(
     client = caller(gateway, "attacker")
     for _ in range(2):
         large_conversation(client, 1, letter * (2_000_000 // len(letter.encode())))
-    before = gateway.memory()
-    readers = [programs.enter_context(connect(gateway, "127.0.3.1", 4096)) for _ in range(scaled(50, 60))]
-    head = "host: localhost\r\nauthorization: Bearer attacker\r\n\r\n"
-    statuses = []
-    for reader in readers:
-        reader.sendall(f"GET {CHATS}/export HTTP/1.1\r\n{head}".encode())
-        statuses.append(reader.recv(12))
-    # before the fix, what was refused broke off after a 200
-    assert set(statuses) == {b"HTTP/1.1 200", b"HTTP/1.1 503"}
-    honest = [len(client.get(f"{CHATS}/export").content) for _ in range(2)]
-    growth = gateway.peak() - before
-    record(f"{growth / MIB:.0f} MB more for {len(readers)} readers")
-    assert min(honest) > 4_000_000
-    assert growth < 128 * MIB
+    with max_growth(gateway, 128 * MIB):
+        statuses = []
+        for _ in range(scaled(50, 60)):
+            reader = programs.enter_context(connect(gateway, "127.0.3.1", 4096))
+            head = "host: localhost\r\nauthorization: Bearer attacker\r\n\r\n"
+            reader.sendall(f"GET {CHATS}/export HTTP/1.1\r\n{head}".encode())
+            statuses.append(reader.recv(12))
+        # before the fix, what was refused broke off after a 200
+        assert set(statuses) == {b"HTTP/1.1 200", b"HTTP/1.1 503"}
+        assert min(len(client.get(f"{CHATS}/export").content) for _ in range(2)) > 4_000_000
 
 
 @pytest.mark.parametrize("kind", ["message", "function_call", "function_call_output", "reasoning"])

@@ -64,8 +64,7 @@ def test_a_damaged_batch_is_passed_over_and_the_next_is_read(damage):
         assert batch.validate_crc()
         offsets += [one.offset for one in batch]
         behind.append(batch.next_offset)
-    assert behind == [13, 16]
-    assert offsets == [*([10, 11, 12] if damage is None else []), 13, 14, 15]
+    assert (behind, offsets) == ([13, 16], [*([10, 11, 12] if damage is None else []), 13, 14, 15])
     reason = {None: [], "compressed": ["compressed batch"]}.get(damage, ["damaged batch"])
     assert [one for one, _ in kafka_batches.REJECTED] == reason
 
@@ -77,14 +76,10 @@ def _unreadable(offset: int, kind: str) -> bytes:
         old.append(offset, 1, b"key", b"value")
         return struct.pack(">q", offset) + bytes(old.build())[8:]
     made = _batch(offset)
-    at, layout, value = {
-        "more records": (57, ">i", 2**31 - 1),
-        "no records": (57, ">i", -1),
-        "back": (23, ">i", -5),
-        "far ahead": (23, ">i", 2**31 - 1),
-        "garbage": (61, ">i", -1),
-    }[kind]
-    struct.pack_into(layout, made, at, value)
+    records, offsets = {"more records": 2**31 - 1, "no records": -1}, {"back": -5, "far ahead": 2**31 - 1}
+    for at, values in ((57, records), (23, offsets), (61, {"garbage": -1})):
+        if kind in values:
+            struct.pack_into(">i", made, at, values[kind])
     struct.pack_into(">I", made, 17, calc_crc32c(bytes(made[21:])))
     return bytes(made)
 

@@ -192,14 +192,13 @@ def test_a_repository_of_somebody_else_is_served_and_not_strictly(copied: Path) 
         check_unedited(copied, marker, strict=True)
 
 
-@pytest.mark.parametrize(
-    "spoil", [lambda path: os.truncate(path, 3 << 30), lambda path: path.write_bytes(b"\xff" * 99)]
-)
-def test_a_configuration_of_another_form_is_refused(copied: Path, spoil: Callable[[Path], object]) -> None:
+def test_a_configuration_of_another_form_is_refused(copied: Path) -> None:
     """Before the fix, a hole of 3 GB in a config.pbtxt ended the process for want of memory."""
-    spoil(copied / ENGINE / "config.pbtxt")
-    with pytest.raises(InputError, match=r"config\.pbtxt"):
-        check_repository(copied)
+    path = copied / ENGINE / "config.pbtxt"
+    for spoil in (lambda: os.truncate(path, 3 << 30), lambda: path.write_bytes(b"\xff" * 99)):
+        spoil()
+        with pytest.raises(InputError, match=r"config\.pbtxt"):
+            check_repository(copied)
 
 
 @pytest.mark.parametrize("letters", ["می\u200cخواهم", "👩\u200d🚀", "❤\ufe0f", "हिन्दी"])

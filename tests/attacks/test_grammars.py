@@ -41,11 +41,9 @@ class TestOnTheEngine:
     def prompt(self, engine_dir: Path) -> list[int]:
         from tokenizers import Tokenizer
 
-        text = (
-            "<|im_start|>user\nWhat is the capital of France? Tell me all about it.<|im_end|>\n<|im_start|>assistant\n"
-        )
-        ids: list[int] = Tokenizer.from_file(str(engine_dir / "tokenizer" / "tokenizer.json")).encode(text).ids
-        return ids
+        question = "What is the capital of France? Tell me all about it."
+        text = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+        return list(Tokenizer.from_file(str(engine_dir / "tokenizer" / "tokenizer.json")).encode(text).ids)
 
     def test_a_grammar_that_was_cheap_when_it_was_tried_is_ended_and_remembered(self, client, prompt):
         guide = {"guided_decoding_guide_type": "ebnf_grammar", "guided_decoding_guide": HIDDEN}
@@ -90,9 +88,7 @@ class TestOnTheEngine:
     ],
 )  # fmt: skip
 def test_the_gateway_refuses_grammars_that_can_be_read_in_endless_ways(grammar: str) -> None:
-    request = ChatRequest.model_validate(
-        {"model": "m", "messages": [{"role": "user", "content": "a"}], "guided_grammar": grammar}
-    )
+    request = ChatRequest(model="m", messages=[{"role": "user", "content": "a"}], guided_grammar=grammar)
     with pytest.raises(InvalidRequestError, match=r"cannot be used as an EBNF grammar: .* ways"):
         parse_guide(request)
 

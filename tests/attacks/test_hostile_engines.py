@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -25,15 +26,8 @@ from llmops.gateway.generation.provider_chat import ProviderChoice
 from llmops.gateway.interfaces import EngineRequest, TokenBatch, Usage
 from llmops.gateway.ratelimit.buckets import Limit, Settlement
 from llmops.gateway.ratelimit.redis import RedisLimiter
+from llmops.gateway.routing import providers
 from llmops.gateway.routing.placement.prefix_index import PrefixIndex
-from llmops.gateway.routing.providers import (
-    ChunkChoice,
-    Provider,
-    ProviderBatch,
-    ProviderDelta,
-    ProviderError,
-    bounded_usage,
-)
 from llmops.gateway.settings import ProviderSettings
 from llmops.gateway.triton.model_metadata import parse_model_metadata
 from llmops.gateway.triton.request_writer import RequestWriter
@@ -76,7 +70,7 @@ async def test_tokens_that_cannot_be_read_are_one_line_in_the_log(card, tokenize
         stack.triton.script = lambda tensors: [step, Step(final=True)]
         caplog.clear()
         assert (await stack.chat()).json()["error"]["code"] == "engine_error"
-    assert [one.exc_info for one in [one for one in caplog.records if one.levelname == "ERROR"]] == [None]
+    assert [one.exc_info for one in caplog.records if one.levelname == "ERROR"] == [None]
 
 
 @pytest.mark.parametrize("step", [Step((-1,)), Step((10**6,)), Step((5,), sequence=9), Step((5,), sequence=-7)])
@@ -140,7 +134,7 @@ class PlainDetokenizer:
 async def test_a_provider_that_does_not_stop_is_stopped():
     """Before the fix, an answer of 50 tokens had 8 MB after 20 s."""
     choice = ProviderChoice(0, 50, None)
-    piece = ProviderBatch.of(ChunkChoice(delta=ProviderDelta(content="word " * 20)))
+    piece = providers.ProviderBatch.of(providers.ChunkChoice(delta=providers.ProviderDelta(content="word " * 20)))
     text = "".join(choice.feed(piece) for _ in range(9000))
     assert (choice.done, choice.finish_reason) == (True, "length")
     assert len(text) < 20_000
@@ -164,18 +158,12 @@ class UnreadableCall:
 
 async def test_an_engine_that_cannot_be_read_is_not_asked_again_at_once():
     """Before the fix, four attempts a second wrote three lines each into the log."""
-    calls: list[UnreadableCall] = []
-
-    def start_call() -> UnreadableCall:
-        calls.append(UnreadableCall())
-        return calls[-1]
-
-    seen: list[Exception] = []
+    start_call, seen = Mock(side_effect=UnreadableCall), Mock()
     transport = StepStreamTransport(start_call, "tiny-tensorrt_llm", CARD)
-    transport.watch(SimpleNamespace(on_disconnect=seen.append), 1.0)
+    transport.watch(SimpleNamespace(on_disconnect=seen), 1.0)
     await asyncio.sleep(0.8)
     await transport.close()
-    assert len(calls) == len(seen) == 1
+    assert start_call.call_count == seen.call_count == 1
 
 
 def message_with(**tensors: bytes) -> Any:
@@ -193,21 +181,15 @@ def step(entry: tuple[int, int, int, int], *tokens: int, index: int = 1) -> dict
     return {"step_index": struct.pack("<q", index), "step_entries": entries, "step_tokens": ids}
 
 
-@pytest.mark.parametrize(
-    "tensors",
-    [
-        step((0, 0, 1, 16), -5),
-        step((0, 0, 1, 16), CARD.vocab_size),
-        step((0, 1, 1, 16), 5),
-        step((0, -1, 1, 16), 5),
-        step((1, 0, 1, 16), 5),
-        step((-1, 0, 1, 16), 5),
-        step((0, 0, 2**31 - 1, 16), 5),
-        step((0, 0, 0, 16), 5),
-        step((0, 0, 1, 16), 5, index=2),
-    ],
-    ids=["negative", "vocabulary", "sequence", "sequence -1", "slot", "slot -1", "count", "no count", "index"],
-)
+#: Steps with one impossible value: the token, then the entry's sequence, slot or count, then the index of the step.
+WRONG_STEPS = [step((0, 0, 1, 16), token) for token in (-5, CARD.vocab_size)]
+WRONG_STEPS += [step((0, sequence, 1, 16), 5) for sequence in (1, -1)]
+WRONG_STEPS += [step((slot, 0, 1, 16), 5) for slot in (1, -1)]
+WRONG_STEPS += [step((0, 0, count, 16), 5) for count in (2**31 - 1, 0)]
+WRONG_STEPS += [step((0, 0, 1, 16), 5, index=2)]
+
+
+@pytest.mark.parametrize("tensors", WRONG_STEPS)
 async def test_a_step_that_cannot_be_right_ends_the_stream_as_a_broken_one(tensors: dict[str, bytes]) -> None:
     """Before the fix, requests failed with 500, or waited in vain, and the engine got the next ones at once."""
     call, seen = UnreadableCall(), []
@@ -288,10 +270,10 @@ def test_a_gateway_that_gives_a_sign_of_life_settles():
 def test_a_provider_reports_no_more_tokens_than_a_request_can_have_caused() -> None:
     """Before the fix, $40 were billed for two answers of at most 20 tokens."""
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20}
-    counted = bounded_usage(Usage(10**6, 10**6, 10**6, 10**6), body, 10**6)
+    counted = providers.bounded_usage(Usage(10**6, 10**6, 10**6, 10**6), body, 10**6)
     assert counted.completion_tokens == counted.reasoning_tokens == 20
     assert counted.prompt_tokens == counted.cached_tokens < 1200
-    assert bounded_usage(Usage(30, 12, 4, None), body, 10**6) == Usage(30, 12, 4, None)
+    assert providers.bounded_usage(Usage(30, 12, 4, None), body, 10**6) == Usage(30, 12, 4, None)
 
 
 async def test_only_counts_of_the_whole_answer_replace_the_estimate() -> None:
@@ -301,24 +283,21 @@ async def test_only_counts_of_the_whole_answer_replace_the_estimate() -> None:
 
     async def counted(*events: dict[str, Any]) -> Usage | None:
         body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
-        sent, headers = httpx.ByteStream(body.encode()), {"content-type": "text/event-stream"}
-        answer = httpx.Response(200, headers=headers, stream=sent)
-        provider = Provider("cloud", ProviderSettings(url="https://cloud.example"), 1.0)
+        headers = {"content-type": "text/event-stream"}
+        answer = httpx.Response(200, headers=headers, stream=httpx.ByteStream(body.encode()))
+        provider = providers.Provider("cloud", ProviderSettings(url="https://cloud.example"), 1.0)
         provider.client = httpx.AsyncClient(transport=httpx.MockTransport(lambda request: answer))
         stream = provider.model("big").open({}, "acme")
-        with contextlib.suppress(ProviderError):
+        with contextlib.suppress(providers.ProviderError):
             async for _ in stream:
                 pass
         return stream.usage
 
     assert await counted(text | {"usage": none}, text) is None
     assert await counted(text | {"usage": none}, text, end) is None
-    counts = Usage(7, 7, 0, None)
-    for events in (
-        [text, end, {"usage": whole}],
-        [text | {"usage": none}, text | {"usage": whole}, end | {"usage": whole}],
-    ):
-        assert await counted(*events) == counts
+    assert await counted(text, end, {"usage": whole}) == Usage(7, 7, 0, None)
+    later = [one | {"usage": whole} for one in (text, end)]
+    assert await counted(text | {"usage": none}, *later) == Usage(7, 7, 0, None)
 
 
 class SilentTriton(ScriptedTriton):

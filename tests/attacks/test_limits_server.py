@@ -70,11 +70,10 @@ def limit(name: str = "b") -> Limit:
 async def ask(limiter: RedisLimiter, name: str = "b") -> int:
     """Ask for one request, pay what it was granted, and return 1 if it was granted."""
     result = await asyncio.wait_for(limiter.reserve([limit(name)], [LimitRequest(1, 1, 1, 20, 1)]), 5)
-    if result.decision.lacking is not None:
-        return 0
-    money = result.decision.money
-    result.by.settle(result.bounds, Settlement(0, 0, -1, -money, money))
-    return 1
+    if result.decision.lacking is None:
+        money = result.decision.money
+        result.by.settle(result.bounds, Settlement(0, 0, -1, -money, money))
+    return result.decision.lacking is None
 
 
 @pytest.mark.parametrize("lie", _LIES.values(), ids=_LIES)
@@ -106,8 +105,7 @@ async def test_one_damaged_record_widens_no_limit(valkey: Valkey, damaged: bytes
                     granted[name] += await ask(limiter, name)
             await asyncio.sleep(0.1)
     # the lost record is full again, once; its budget is what the gateways know
-    assert granted["good"] == 5
-    assert granted["bad"] <= 7
+    assert (granted["good"], granted["bad"] <= 7) == (5, True)
     assert len([one for one in caplog.records if one.levelname in ("ERROR", "WARNING")]) <= 2
 
 
@@ -139,14 +137,11 @@ async def test_what_gateways_spend_in_an_outage_adds_up(valkey: Valkey, refusal:
             await client.execute_command(*_REFUSALS[refusal][at].split())
 
     async with two_limiters(valkey.url) as limiters:
-        for limiter in limiters:
-            await spend(limiter)
-        await tell(0)
         # longer than between two attempts to reach Redis
-        for _ in range(6):
+        for at in range(7):
             for limiter in limiters:
                 await spend(limiter)
-            await asyncio.sleep(RETRY_INTERVAL / 4)
+            await (asyncio.sleep(RETRY_INTERVAL / 4) if at else tell(0))
         assert spent == 100, "each gateway has half of the rest"
         await tell(1)
         for limiter in limiters:

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,9 @@ from llmops.model_repository.repository.manifest import REPOSITORY_FILE, Reposit
 from llmops.perf.report.document import read_document
 from llmops.perf.workloads.files import read_trace
 from llmops.yaml_files import read_yaml
-from tests.attacks.test_checkpoints import CONFIG, small
+from tests.attacks.test_checkpoints import folder, rewrite, small
+
+__all__ = ["folder"]
 
 READERS: Mapping[str, Callable[[Path], object]] = {
     "f.yaml": read_yaml,
@@ -65,14 +68,13 @@ def test_a_hole_takes_no_memory(tmp_path: Path, name: str) -> None:
         READERS[name](path)
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
-def test_calibration_reads_no_hole(tmp_path: Path, name: str) -> None:
+def test_calibration_reads_no_hole(tmp_path: Path) -> None:
     """Before the fix, a hole of 3 GB took 6 GB."""
-    path = tmp_path / name
-    path.write_text("a")
-    os.truncate(path, 1 << 30)
-    with small(), pytest.raises(LlmopsError, match="more than 4 MiB"):
-        load_texts(CalibrationSettings(str(path)))
+    for path in (tmp_path / "a.jsonl", tmp_path / "a.txt"):
+        path.write_text("a")
+        os.truncate(path, 1 << 30)
+        with small(), pytest.raises(LlmopsError, match="more than 4 MiB"):
+            load_texts(CalibrationSettings(str(path)))
 
 
 def test_calibration_reads_the_beginning_of_equal_rows(tmp_path: Path) -> None:
@@ -154,83 +156,54 @@ def test_a_head_whose_weights_are_no_numbers_is_refused(tmp_path: Path, weights:
 # -- LoRA adapters -----------------------------------------------------------------------------------------------------
 
 
-def an_adapter(folder: Path, tensor: str = "q_proj", **changes: object) -> None:
-    import numpy as np
+def weights(**shapes: tuple[int, ...]) -> Callable[[Path], object]:
+    """Return what writes adapters of attention layers, by layer, module and matrix: `l0_q_proj_A`."""
 
-    folder.mkdir()
-    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none", **changes}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    shapes = {"A": (4, 32), "B": (32, 4)}
-    name = tensor if "." in tensor else f"base_model.model.model.layers.0.self_attn.{tensor}"
-    weights = {f"{name}.lora_{one}.weight": np.zeros(shape, "float32") for one, shape in shapes.items()}
-    if tensor == "scalar":
-        weights = {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": np.zeros((), "float32")}
-    save_file(weights, folder / "adapter_model.safetensors")
+    def write(folder: Path) -> None:
+        import numpy as np
 
+        names = {name: name.replace("_", ".self_attn.", 1)[1:-2] + f".lora_{name[-1]}.weight" for name in shapes}
+        found = {f"base_model.model.model.layers.{names[one]}": np.zeros(shapes[one], "float32") for one in shapes}
+        save_file(found, folder / "adapter_model.safetensors")
 
-def with_weights(folder: Path, **shapes: tuple[int, ...]) -> None:
-    """Write adapters of attention layers of these shapes, by layer, module and matrix: `l0_q_proj_A`."""
-    import numpy as np
-
-    names = {name: name.replace("_", ".self_attn.", 1)[1:-2] + f".lora_{name[-1]}.weight" for name in shapes}
-    weights = {f"model.layers.{names[name]}": np.zeros(shape, "float32") for name, shape in shapes.items()}
-    save_file(weights, folder / "adapter_model.safetensors")
+    return write
 
 
-@pytest.mark.parametrize(
-    "shapes",
-    [
-        {"l0_q_proj_A": (4, 32), "l0_q_proj_B": (32, 4), "l0_o_proj_A": (4, 32), "l0_o_proj_B": (1_000_000, 4)},
-        {"l0_q_proj_A": (2, 32), "l0_q_proj_B": (32, 2)},
-        {"l0_q_proj_A": (4, 32), "l0_q_proj_B": (128,)},
-        {"l0_q_proj_A": (4, 32)},
-    ],
-)
-def test_an_adapters_matrices_are_checked(tmp_path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
-    """Before, each row of an adapter took the longest one's memory: 7 GB for a file of 64 KB on the disk."""
-    an_adapter(tmp_path / "adapter")
-    with_weights(tmp_path / "adapter", **shapes)
-    _refused(tmp_path)
+def in_config(spoil: Callable[[Path], object]) -> Callable[[Path], object]:
+    return lambda folder: spoil(folder / "adapter_config.json")
 
 
-@pytest.mark.parametrize(
-    ("name", "spoil"),
-    [
-        ("adapter_config.json.new", os.mkfifo),
-        ("adapter_config.json", lambda path: os.truncate(path, 3 << 30)),
-        ("loop", lambda path: path.symlink_to(path)),
-        ("adapter_config.json", lambda path: path.unlink() or path.symlink_to("/etc/passwd")),
-        ("adapter_config.json", lambda path: path.write_text('{"r": ' * 300_000)),
-    ],
-)
-def test_an_adapters_folder_is_checked(tmp_path: Path, name: str, spoil: Callable[[Path], object]) -> None:
-    """Before the fix, a hole took 3 GiB, and a deep file and a loop of links ended with a traceback."""
-    an_adapter(tmp_path / "adapter")
-    spoil(tmp_path / "adapter" / name)
-    _refused(tmp_path)
+RIGHT = {"l0_q_proj_A": (4, 32), "l0_q_proj_B": (32, 4)}
+SPOILED = [
+    # before, each row of an adapter took the longest one's memory: 7 GB for a file of 64 KB on the disk
+    weights(**RIGHT, l0_o_proj_A=(4, 32), l0_o_proj_B=(1_000_000, 4)),
+    weights(l0_q_proj_A=(2, 32), l0_q_proj_B=(32, 2)),
+    weights(l0_q_proj_A=(4, 32), l0_q_proj_B=(128,)),
+    weights(l0_q_proj_A=(4, 32)),
+    weights(l0_q_proj_A=()),
+    weights(**{f"l{'9' * 5000}{name[2:]}": shape for name, shape in RIGHT.items()}),
+    # before the fix, a hole took 3 GiB, and a deep file and a loop of links ended with a traceback
+    lambda folder: os.mkfifo(folder / "adapter_config.json.new"),
+    lambda folder: (folder / "loop").symlink_to(folder / "loop"),
+    in_config(lambda path: os.truncate(path, 3 << 30)),
+    in_config(lambda path: path.unlink() or path.symlink_to("/etc/passwd")),
+    in_config(lambda path: path.write_text('{"r": ' * 300_000)),
+    # before the fix, a rank of 0 and an alpha as text ended with a traceback
+    *(in_config(partial(rewrite, r=rank)) for rank in (0, -4, 10**30, None)),
+    in_config(partial(rewrite, lora_alpha=[1])),
+    in_config(partial(rewrite, r=True, lora_alpha=float("nan"))),
+]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"r": 0}, {"r": -4}, {"r": 10**30}, {"r": True, "lora_alpha": float("nan")}, {"lora_alpha": [1]}, {"r": None}],
-)
-def test_an_adapters_numbers_are_checked(tmp_path: Path, changes: dict[str, object]) -> None:
-    """Before the fix, a rank of 0 and an alpha as text ended with a traceback."""
-    an_adapter(tmp_path / "adapter", **changes)
-    _refused(tmp_path)
-
-
-@pytest.mark.parametrize("tensor", ["scalar", f"base_model.model.model.layers.{'9' * 5000}.self_attn.q_proj"])
-def test_an_adapters_tensors_are_checked(tmp_path: Path, tensor: str) -> None:
-    an_adapter(tmp_path / "adapter", tensor)
-    _refused(tmp_path)
-
-
-def _refused(folder: Path) -> None:
-    checkpoint = folder / "checkpoint"
-    checkpoint.mkdir()
-    (checkpoint / "config.json").write_text(json.dumps(CONFIG))
-    architecture = open_checkpoint(str(checkpoint), weights=False).architecture
+@pytest.mark.parametrize("spoil", SPOILED)
+def test_an_adapter_is_checked(folder: Path, tmp_path: Path, spoil: Callable[[Path], object]) -> None:
+    architecture = open_checkpoint(str(folder), weights=False).architecture
+    (adapter := tmp_path / "adapter").mkdir()
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none"}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    weights(**RIGHT)(adapter)
+    read_adapters({"a": adapter}, architecture)
+    spoil(adapter)
     with pytest.raises(CheckpointError) as refused:
-        read_adapters({"a": folder / "adapter"}, architecture)
+        read_adapters({"a": adapter}, architecture)
     assert len(refused.value.message.splitlines()) == 1

@@ -10,7 +10,7 @@ import time
 
 from llmops.gateway.http.connection_limits import connection_limits
 from llmops.gateway.settings import GatewaySettings
-from tests.attacks.harness import LIVE, MIB, Neighbour, connect, exchange, posted, record, scaled, status
+from tests.attacks.harness import LIVE, MIB, Neighbour, connect, exchange, max_growth, posted, record, scaled, status
 from tests.attacks.test_connections import Held
 from tests.support.waiting import GENEROUS
 
@@ -51,33 +51,23 @@ def pour(made: socket.socket, piece: bytes, total: int, seconds: float) -> int:
 
 def test_a_pipeline_without_end_is_not_held(start, own_engine):
     gateway = start(own_engine(200, 0.1).address)
-    before = gateway.memory()
     for form, (first, piece) in FORMS.items():
-        with connect(gateway) as made, Neighbour(gateway) as other:
+        with max_growth(gateway, MEMORY), connect(gateway) as made, Neighbour(gateway, p95=OTHERS_P95):
             if first:
                 made.sendall(posted("/v1/completions", STREAM))
                 assert made.recv(100).startswith(b"HTTP/1.1 200")
             sent = pour(made, piece, scaled(4 * MIB, 45 * MIB), scaled(2, 60))
-        grown, p95 = gateway.peak() - before, other.quantile(0.95)
-        record(f"{form}: {sent / MIB:.1f} MiB sent, {grown / MIB:.1f} MiB grown, p95 {p95 * 1e3:.0f} ms")
-        assert grown < MEMORY, form
-        assert other.failures == 0, form
-        assert p95 < OTHERS_P95, form
+        record(f"{form}: {sent / MIB:.1f} MiB sent")
 
 
 def test_answers_that_nobody_reads_are_bounded_together(start):
     gateway = start()
-    before = gateway.memory()
     asked = b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n" * 40
-    with contextlib.ExitStack() as stack, Neighbour(gateway) as other:
+    with contextlib.ExitStack() as stack, max_growth(gateway, UNREAD), Neighbour(gateway):
         for number in range(scaled(120, 3000)):
             with contextlib.suppress(OSError):
                 stack.enter_context(connect(gateway, f"127.0.1.{number % 3 + 1}", receive_buffer=4096)).sendall(asked)
         time.sleep(scaled(1, 20))
-        grown = gateway.peak() - before
-    record(f"{grown / MIB:.1f} MiB grown, p95 {other.quantile(0.95) * 1e3:.0f} ms, {other.failures} failures")
-    assert grown < UNREAD
-    assert other.failures == 0
 
 
 def test_a_new_connection_does_not_wait_for_the_pipelines_of_others(start):

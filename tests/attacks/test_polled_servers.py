@@ -4,11 +4,11 @@ import asyncio
 import contextlib
 import json
 import os
-import resource
 import time
 import zlib
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from unittest.mock import Mock
@@ -50,7 +50,7 @@ from llmops.store.audit import AuditContext
 from llmops.store.factory import open_store
 from llmops.store.rollouts import ModelVersion, create_rollout
 from llmops.urls import failure_reason, fetch_bounded, is_metadata_address, is_secure_url, without_secrets
-from tests.attacks.harness import MIB, record
+from tests.attacks.harness import MIB, max_cost, record
 from tests.attacks.test_hostile_servers import EVENTS, Answer, endless, reply, server
 from tests.attacks.test_usage_topic import event as usage_event
 from tests.store.test_rollouts import begin, carry_out, rollout
@@ -58,7 +58,7 @@ from tests.support.pages import Page, PageServer
 
 #: Memory that an answer may take, and its time. Before the fixes a roll-out's Prometheus, its webhook and the receiver
 #: of traces took all memory, and a page of DCGM that comes a byte at a time held the watch for ever.
-BOUND_MIB, BOUND_SECONDS = 150, 8.0
+bounded = partial(max_cost, 150, 8.0)
 
 #: CPU seconds for which a server's response may hold the event loop at once.
 LONGEST_WORK = 0.03
@@ -97,24 +97,8 @@ def deep(handler: BaseHTTPRequestHandler) -> None:
     reply(handler, b'{"status":' * 200_000)
 
 
-NEVER_ENDING = pytest.mark.parametrize(
-    "answer", [endless, lambda handler: endless(handler, EVENTS), bomb, drip, elsewhere, deep]
-)
-
-
-class Cost:
-    """Notes what a block costs, and fails above the bounds."""
-
-    def __enter__(self) -> None:
-        self._memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        self._start = time.monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - self._memory) / 1024
-        seconds = time.monotonic() - self._start
-        record(f"{grown:.0f} MiB, {seconds:.1f} s")
-        assert grown < BOUND_MIB
-        assert seconds < BOUND_SECONDS
+ENDLESS = [endless, lambda handler: endless(handler, EVENTS), bomb, drip, elsewhere, deep]
+NEVER_ENDING = pytest.mark.parametrize("answer", ENDLESS)
 
 
 async def why_unavailable(url: str, timeout: float) -> str:
@@ -132,9 +116,9 @@ async def why_unavailable(url: str, timeout: float) -> str:
 @NEVER_ENDING
 async def test_a_prometheus_or_webhook_without_an_end_holds_no_roll_out_up(answer: Answer) -> None:
     with server(answer) as url:
-        with Cost():
+        with bounded():
             assert (await Analysis(url, ["x < 1"], time.monotonic).check()).state == "no data"
-        with Cost():
+        with bounded():
             await notify_webhook(rollout(webhook=url), "tester")
 
 
@@ -146,15 +130,11 @@ async def test_a_long_answer_of_prometheus_is_not_parsed() -> None:
     assert result == ("no data", f"Prometheus at {url} does not answer (UnboundedResponseError); check that it runs.")
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        [],
-        {"status": "success", "data": 5},
-        {"status": "success", "data": {"resultType": "vector", "result": [{"value": [0, 10**400]}]}},
-        {"status": "error", "error": "\x1b[2J" * 9999},
-    ],
-)
+HUGE = {"resultType": "vector", "result": [{"value": [0, 10**400]}]}
+ODD_ANSWERS = [[], *({"status": "success", "data": data} for data in (5, HUGE))]
+
+
+@pytest.mark.parametrize("body", [*ODD_ANSWERS, {"status": "error", "error": "\x1b[2J" * 9999}])
 async def test_an_odd_prometheus_is_no_data(body: object) -> None:
     with server(json_of(body)) as url:
         result = await Analysis(url, ["x < 1"], time.monotonic).check()
@@ -195,7 +175,7 @@ def test_a_roll_out_with_impossible_settings_is_refused(setting: str, values: li
 
 async def test_many_slow_conditions_take_the_time_of_one() -> None:
     """Before the fix, a roll-out with a thousand conditions kept all others waiting for half an hour."""
-    with server(drip) as url, Cost():
+    with server(drip) as url, bounded():
         assert (await Analysis(url, ["x < 1"] * 16, time.monotonic).check()).state == "no data"
 
 
@@ -251,7 +231,7 @@ async def test_servers_without_an_end_hold_no_administration_page_up(answer: Ans
     """Before the fixes, the gateway's lists took all memory, a byte at a time never ended, and depth was a 500."""
     monkeypatch.setattr(operations_api, "PROMETHEUS_TIMEOUT", 0.7)
     monkeypatch.setattr(operations_api, "GATEWAY_TIMEOUT", 0.7)
-    with server(answer) as url, Cost():
+    with server(answer) as url, bounded():
         with pytest.raises(UnavailableError):
             await read_alerts(GatewaySettings(web={"prometheus": url}))
         async with httpx.AsyncClient(base_url=url) as gateway:
@@ -266,24 +246,19 @@ async def test_servers_without_an_end_hold_no_administration_page_up(answer: Ans
 
 @pytest.mark.parametrize("answer", [endless, bomb, elsewhere])
 def test_a_receiver_of_traces_takes_no_memory(answer: Answer) -> None:
-    with server(answer) as url, Cost():
+    with server(answer) as url, bounded():
         exporter = OtlpSpanExporter(url, 2.0)
         with pytest.raises(ResourceError):
             exporter.send([])
         exporter.close()
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        deep,
-        drip,
-        json_of({"results": [[]]}),
-        json_of({"results": [{"flagged": True, "categories": [1]}]}),
-        json_of({"results": [{"flagged": True, "categories": {"a": True}, "category_scores": {"a": 10**400}}]}),
-        json_of({"results": [{"flagged": True, "categories": {"a": True}, "category_scores": [1]}]}),
-    ],
-)
+FLAGGED = {"flagged": True, "categories": {"a": True}}
+ODD_RESULTS = [[], {**FLAGGED, "categories": [1]}]
+ODD_RESULTS += [{**FLAGGED, "category_scores": scores} for scores in ({"a": 10**400}, [1])]
+
+
+@pytest.mark.parametrize("answer", [deep, drip, *(json_of({"results": [one]}) for one in ODD_RESULTS)])
 async def test_an_odd_moderation_service_is_unavailable(answer: Answer) -> None:
     """Before the fix, AttributeError, RecursionError and OverflowError were a 500 of the gateway."""
     with server(answer) as url:
@@ -359,10 +334,8 @@ _SAMPLE = 'DCGM_FI_DEV_XID_ERRORS{gpu="0"} '
 
 @pytest.mark.parametrize("answer", [endless, bomb, drip, elsewhere, deep])
 def test_a_page_of_faults_without_an_end_holds_no_watch_up(answer: Answer) -> None:
-    with server(answer) as url, Cost():
-        watch = FaultWatch(FaultSources(pages=[url]), None)
+    with server(answer) as url, bounded(), contextlib.closing(FaultWatch(FaultSources(pages=[url]), None)) as watch:
         assert watch.find_fault(0.0) is None
-        watch.close()
 
 
 def test_odd_values_on_a_page_of_faults_are_passed_over() -> None:
@@ -378,7 +351,7 @@ def test_odd_values_on_a_page_of_faults_are_passed_over() -> None:
 def test_a_long_number_on_a_page_of_faults_holds_no_watch_up(end: str) -> None:
     """Before the fix, 50,000 digits held the watch for 90 s."""
     page = f"{_SAMPLE}{'7' * 50_000}{end}\n".encode()
-    with server(lambda handler: reply(handler, page, "text/plain")) as url, Cost():
+    with server(lambda handler: reply(handler, page, "text/plain")) as url, bounded():
         assert FaultWatch(FaultSources(pages=[url]), None).find_fault(0.0) is None
 
 
@@ -447,7 +420,7 @@ def test_a_log_without_line_ends_takes_no_memory(tmp_path: Path) -> None:
     log = KernelLog(path)
     with path.open("wb") as file:
         file.truncate(1 << 40)
-    with Cost():
+    with bounded():
         assert [log.lines() for _ in range(3)] == [[], [], []]
     assert len(log._rest) <= 64 * 1024
     log.close()
@@ -483,29 +456,26 @@ async def test_bench_reads_no_header_without_an_end(sent: bytes) -> None:
             handler.wfile.write(sent)
 
     ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    with server(answer) as url, Cost():
+    with server(answer) as url, bounded():
         (await HttpClient(url).connect()).send(render("GET", "/", "x", {}), Mock(failed=ended.set_result))
         assert await asyncio.wait_for(ended, 60) == "protocol"
 
 
 @pytest.mark.parametrize("answer", [endless, elsewhere, lambda one: reply(one, b'a{b="c"} x\n# TYPE a b\n')])
 async def test_gauges_without_an_end_are_empty(answer: Answer) -> None:
-    with server(answer) as url, Cost():
+    with server(answer) as url, bounded():
         assert await TritonGauges(url, "m").read() == {}
 
 
 # -- metrics pages of engines
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        "NAME{" + ",".join(f'l{number}="x"' for number in range(60_000)) + "} 1\n",
-        "".join(f'NAME{{m="{number}"}} 1\n' for number in range(100_000)),
-        "".join(f'other{{m="{number}"}} 1\n' for number in range(400_000)),
-    ],
-    ids=["labels", "samples", "samples of others"],
-)
+LABELS = "NAME{" + ",".join(f'l{number}="x"' for number in range(60_000)) + "} 1\n"
+SAMPLES = "".join(f'NAME{{m="{number}"}} 1\n' for number in range(100_000))
+OTHERS = "".join(f'other{{m="{number}"}} 1\n' for number in range(400_000))
+
+
+@pytest.mark.parametrize("page", [LABELS, SAMPLES, OTHERS], ids=["labels", "samples", "samples of others"])
 async def test_a_page_of_one_engine_leaves_the_event_loop_to_others(page: str, caplog) -> None:
     """Before the fix, a page of 1.3 MiB held a gateway for 17 s, and one of 7 MiB held control for 6 s."""
     began = time.process_time()

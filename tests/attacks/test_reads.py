@@ -3,9 +3,9 @@
 import asyncio
 import contextlib
 import sys
-import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -30,9 +30,9 @@ FOLLOWED_CPU = 0.45
 READS = ["/metrics", "/health/ready", "/v1/models", "/v1/responses/resp_x", "/openapi.json", "/docs", "/none"]
 
 
-def flood(gateway, path: str, seconds: float) -> dict[int, int]:
+def flood(gateway, path: str, seconds: float) -> Counter[int]:
     """Ask for `path` on eight connections without a pause; the number of answers by status."""
-    answers: dict[int, int] = {}
+    answers: Counter[int] = Counter()
     until = time.monotonic() + seconds
 
     def ask() -> None:
@@ -40,19 +40,15 @@ def flood(gateway, path: str, seconds: float) -> dict[int, int]:
             answer = made.makefile("rb")
             while time.monotonic() < until:
                 made.sendall(b"GET %b HTTP/1.1\r\nhost: x\r\n\r\n" % path.encode())
-                status = int(answer.readline().split()[1])
-                answers[status] = answers.get(status, 0) + 1
+                answers[int(answer.readline().split()[1])] += 1
                 length = 0
                 while (line := answer.readline()) not in (b"\r\n", b""):
                     if line.lower().startswith(b"content-length:"):
                         length = int(line.split(b":")[1])
                 answer.read(length)
 
-    threads = [threading.Thread(target=ask, daemon=True) for _ in range(ATTACKERS)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    with ThreadPoolExecutor(ATTACKERS) as pool:
+        list(pool.map(lambda _: ask(), range(ATTACKERS)))
     return answers
 
 
@@ -60,10 +56,8 @@ def test_health_checks_reach_no_engine(start, engine):
     gateway, seconds = start(engine.address), scaled(2, 10)
     before = engine.requests
     answers = flood(gateway, "/health/ready?generate=true", seconds)
-    trials = engine.requests - before
-    record(f"{answers} in {seconds} s, {trials} generations")
-    assert set(answers) == {200}
-    assert trials == 0
+    record(f"{answers} in {seconds} s")
+    assert (set(answers), engine.requests - before) == ({200}, 0)
 
 
 def test_a_flood_of_reads_leaves_room_for_others(start, engine):
@@ -73,15 +67,11 @@ def test_a_flood_of_reads_leaves_room_for_others(start, engine):
     for path in scaled(["/metrics", "/v1/models"], READS):
         # the first reader of /openapi.json waits for it to be made, once in the life of a gateway
         flood(gateway, path, 0.01)
-        with Neighbour(gateway) as other:
+        with Neighbour(gateway, p95=OTHERS_P95):
             cpu = gateway.cpu()
             answers = flood(gateway, path, seconds)
             used = gateway.cpu() - cpu
-        total = sum(answers.values())
-        p95 = other.quantile(0.95)
-        record(f"{path}: {answers}, {1e3 * used / total:.2f} ms of CPU each, others' p95 {p95 * 1e3:.0f} ms")
-        assert other.failures == 0, path
-        assert p95 < OTHERS_P95, path
+        record(f"{path}: {answers}, {1e3 * used / answers.total():.2f} ms of CPU each")
         if path.startswith("/v1/") or path == "/openapi.json":
             assert answers[429] > 0, path
 
@@ -99,16 +89,14 @@ def test_followers_of_answers_cost_no_more_than_a_few(start, own_engine):
             answer = answers[at % len(answers)]
             one.sendall(b"GET /v1/responses/%b?stream=true HTTP/1.1\r\nhost: x\r\n\r\n" % answer.encode())
         statuses = Counter(int(one.recv(12)[9:12]) for one in readers)
-        with Neighbour(gateway) as neighbour:
+        with Neighbour(gateway, p95=OTHERS_P95):
             followed = used_in(gateway, 1.0)
     finally:
         for one in readers:
             one.close()
-    p95 = neighbour.quantile(0.95)
-    record(f"{statuses}: {followed:.2f} s of CPU a second, {alone:.2f} without, p95 {p95 * 1000:.0f} ms")
+    record(f"{statuses}: {followed:.2f} s of CPU a second, {alone:.2f} without")
     assert statuses == {200: 3 * MAX_OPEN_READS, 429: len(readers) - 3 * MAX_OPEN_READS}
     assert followed < alone + FOLLOWED_CPU
-    assert p95 < OTHERS_P95
 
 
 def used_in(gateway, seconds: float) -> float:
@@ -122,12 +110,9 @@ class LimitedControl(LiveProcess):
     """`llmops control` that may have 600 MiB of addresses."""
 
     def __init__(self, folder: Path, store: str) -> None:
-        limited = (
-            f"import os, resource, sys; resource.setrlimit(resource.RLIMIT_AS, ({600 * MIB},) * 2); "
-            "os.execv(sys.argv[1], sys.argv[1:])"
-        )
-        command = [*LLMOPS, "control", "--store", store, "--port", "0"]
-        super().__init__([sys.executable, "-c", limited, *command], folder / "control.log")
+        limited = f"import os, resource, sys; resource.setrlimit(resource.RLIMIT_AS, ({600 * MIB},) * 2)"
+        command = ["-c", f"{limited}; os.execv(sys.argv[1], sys.argv[1:])", *LLMOPS, "control", "--store", store]
+        super().__init__([sys.executable, *command, "--port", "0"], folder / "control.log")
         self.host, self.port = "127.0.0.1", int(self.found(r"listens on http://127.0.0.1:(\d+)"))
 
 
@@ -151,13 +136,12 @@ def test_slow_readers_of_a_long_list_do_not_end_control(tmp_path: Path, programs
     programs.callback(control.stop)
     sent = f"GET /api/admin/keys HTTP/1.1\r\n{head}".encode()
     readers = [programs.enter_context(connect(control, receive_buffer=4096)) for _ in range(100)]
-    with Neighbour(control) as neighbour:
+    with Neighbour(control):
         for reader in readers:
             reader.sendall(sent)
         answers = Counter(reader.recv(15) for reader in readers)
-    record(f"{answers}, p95 {neighbour.quantile(0.95) * 1000:.0f} ms, {control.peak() / MIB:.0f} MB")
+    record(f"{answers}, {control.peak() / MIB:.0f} MB")
     assert {int(answer.split()[1]) for answer in answers} <= {200, 429, 503}
-    assert neighbour.failures == 0
     for reader in readers:
         reader.close()
     wait_until(lambda: status(control, sent) == 200, "an answer after the slow readers")

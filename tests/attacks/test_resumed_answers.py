@@ -115,11 +115,11 @@ async def test_a_message_that_is_continued_at_two_gateways_is_billed_by_both(gat
         answer = await gateways[number > 0].post("/api/chat/completions", json=body)
         assert '"finish_reason":"length"' in answer.text
 
-    async def billed() -> bool:
+    async def are_billed() -> bool:
         async with await open_store(f"sqlite:///{tmp_path}/store.db") as store, store.read() as connection:
             return (await connection.execute(select(usage_records.c.output_tokens))).scalars().all() == [3] * 4
 
-    await eventually(billed)
+    await eventually(are_billed)
 
 
 async def test_readers_who_prepare_long_requests_hold_up_no_other_owner(gateways, monkeypatch):
@@ -178,10 +178,7 @@ async def test_a_valkey_that_is_flushed_after_a_takeover_gives_no_tokens_away(to
         await asyncio.sleep(0.5)
         assert await reader.whole(other) == told.text("Where is it?")
 
-        async def is_billed() -> bool:
-            return bool(await billed(settings))
-
-        await eventually(is_billed)
+        await eventually(lambda: billed(settings))
     assert await billed(settings) == {reader.run: 40}
 
 

@@ -119,8 +119,7 @@ ESCAPED = {
 @pytest.mark.parametrize("form", CALLS)
 async def test_escapes_in_an_answer_hide_no_match(tokenizer, tmp_path, form):
     write_tokenizer(tmp_path)
-    template = "{% if tools %}<tool_call>{{ tools | tojson }}{% endif %}"
-    (tmp_path / "chat_template.jinja").write_text(template + TEMPLATE)
+    (tmp_path / "chat_template.jinja").write_text("{% if tools %}<tool_call>{{ tools | tojson }}{% endif %}" + TEMPLATE)
     card = {**card_of(tmp_path, tokenizer), "max_seq_len": 4096}
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     async with running(card, tokenizer, safety=SAFETY) as stack:

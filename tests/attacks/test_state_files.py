@@ -10,7 +10,7 @@ import sqlite3
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from hypothesis import given, settings
@@ -120,27 +120,24 @@ def test_a_damaged_file(file: str, damage: str, seed: int) -> None:
         root = Path(folder) / "usage"
         path = a_dead_gateway(root) / file
         path.write_bytes(DAMAGES[damage](path.read_bytes() if path.exists() else b"x", random.Random(seed)))
-        said: list[str] = []
-        listener = logging.Handler(logging.ERROR)
-        listener.emit = lambda one: said.append(one.getMessage())  # type: ignore[method-assign]
+        listener = Mock(spec=logging.Handler, level=logging.ERROR)
         logging.getLogger("llmops").addHandler(listener)
         try:
             ledger = asyncio.run(taken_up(root))
         finally:
             logging.getLogger("llmops").removeHandler(listener)
-        events = ledger.events.values()
-        kept = [one for one in events if one.finish_reason != "gateway_lost" and one.seq < EVENTS]
-        ended = [one for one in events if one.finish_reason != "gateway_lost" and one.seq >= EVENTS]
-        lost = [one for one in events if one.finish_reason == "gateway_lost"]
+        said = [one.getMessage() for (one,), _ in listener.handle.call_args_list]
+        lost = [one for one in ledger.events.values() if one.finish_reason == "gateway_lost"]
+        used = [one for one in ledger.events.values() if one.finish_reason != "gateway_lost"]
+        kept, ended = ([one for one in used if (one.seq >= EVENTS) == is_end] for is_end in (False, True))
         # Nothing is billed that was not used.
-        assert all(one == event(one.seq) for one in [*kept, *ended])
+        assert all(one == event(one.seq) for one in used)
         if not file.startswith("outbox"):
             assert len(kept) == EVENTS
         elif len(kept) < EVENTS:
             assert said
         if file != "open-answers":
-            assert {one.output_tokens for one in lost} == set(range(100, 100 + OPEN_ANSWERS))
-            assert len(ended) == ENDED
+            assert ({one.output_tokens for one in lost}, len(ended)) == (set(range(100, 100 + OPEN_ANSWERS)), ENDED)
         elif len(lost) + len(ended) < SLOTS:
             assert any("damaged" in text or "is not as that gateway left it" in text for text in said), said
 

@@ -13,7 +13,7 @@ from llmops.gateway.conversations.sql_responses import SqlResponses
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.http.middleware import Check
 from llmops.gateway.interfaces import Caller
-from tests.attacks.harness import MIB, Engine, Gateway, Neighbour, record, scaled
+from tests.attacks.harness import Engine, Gateway, Neighbour, max_growth, record, scaled
 from tests.attacks.test_conversations import GROWTH, NEIGHBOUR_P95, caller
 from tests.support.gateway_stack import running
 from tests.support.waiting import eventually
@@ -38,17 +38,11 @@ def test_references_that_expand(gateway: Gateway) -> None:
     client = caller(gateway, "attacker")
     item = {"type": "message", "role": "user", "content": "hi", "id": "msg_large", "unheard_of": "y" * 4_800_000}
     assert create(client, input=[item]).status_code == 200
-    before = gateway.memory()
     references = [{"type": "item_reference", "id": "msg_large"}] * scaled(300, 1000)
-    with Neighbour(gateway) as neighbour:
+    with max_growth(gateway, GROWTH), Neighbour(gateway, p95=NEIGHBOUR_P95):
         for _ in range(20):
             refused = create(client, input=references, store=False)
-    growth = gateway.peak() - before
-    record(f"{len(references)} references: {growth / MIB:.0f} MB more, p95 {neighbour.quantile(0.95) * 1000:.0f} ms")
-    assert refused.status_code == 400
-    assert refused.json()["error"]["code"] == "context_length_exceeded"
-    assert growth < GROWTH
-    assert neighbour.quantile(0.95) < NEIGHBOUR_P95
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 
 def test_chains_that_expand(gateway: Gateway) -> None:
@@ -59,14 +53,9 @@ def test_chains_that_expand(gateway: Gateway) -> None:
         if answer.status_code != 200:
             break
         previous = answer.json()["id"]
-    before = gateway.memory()
-    with Neighbour(gateway) as neighbour, ThreadPoolExecutor(12) as pool:
+    with max_growth(gateway, GROWTH), Neighbour(gateway, p95=NEIGHBOUR_P95), ThreadPoolExecutor(12) as pool:
         answers = list(pool.map(lambda _: create(client, previous_response_id=previous), range(scaled(60, 240))))
-    growth = gateway.peak() - before
-    record(f"12 long chains: {growth / MIB:.0f} MB more, p95 {neighbour.quantile(0.95) * 1000:.0f} ms")
     assert {answer.status_code for answer in answers} <= {200, 400, 503}
-    assert growth < GROWTH
-    assert neighbour.quantile(0.95) < NEIGHBOUR_P95
 
 
 def test_an_owner_that_stores_much_evicts_nobody_else(engine: Engine, start: Callable[..., Gateway]) -> None:
@@ -149,13 +138,10 @@ async def test_a_response_that_is_not_stored_names_the_conversation_that_has_it(
         body = {"model": "tiny", "input": "What is it?", "conversation": made}
         answer = (await stack.client.post("/v1/responses", json=body)).json()
         items = (await stack.client.get(f"/v1/conversations/{made}/items")).json()["data"]
-    assert len(items) == 2
-    assert (answer["store"], answer["conversation"]) == (False, {"id": made})
+    assert (len(items), answer["store"], answer["conversation"]) == (2, False, {"id": made})
 
 
-async def test_the_end_of_a_response_in_the_background_outlasts_the_store(
-    card, tokenizer, tmp_path, monkeypatch, caplog
-) -> None:
+async def test_the_end_of_a_background_response_outlasts_the_store(card, tokenizer, tmp_path, monkeypatch, caplog):
     """Before the fix, a response that ended while the store was away was billed, and lost: "its gateway is gone"."""
     monkeypatch.setattr("llmops.gateway.conversations.chat_run.SAVE_INTERVAL", 0.05)
     failures: list[str] = []

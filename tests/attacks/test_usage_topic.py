@@ -38,18 +38,9 @@ from llmops.gateway.usage.ledger_sink import LedgerSink
 from llmops.gateway.usage.outbox import UsageOutbox
 from llmops.gateway.usage.signing import SIGNATURE_HEADER, signature, signing_keys
 from llmops.gateway.usage.usage_check import create_usage_check
-from llmops.store.accounts.keys import KeySpec, create_key
-from llmops.store.accounts.limits import Limits
-from llmops.store.accounts.tenants import create_tenant
-from llmops.store.accounts.users import ensure_user
+from llmops.store import dead_letters as letters
 from llmops.store.database import Store
-from llmops.store.dead_letters import (
-    MAX_UNSIGNED_BYTES,
-    DeadLetter,
-    add_dead_letters,
-    count_dead_letters,
-    list_dead_letters,
-)
+from llmops.store.dead_letters import DeadLetter, add_dead_letters, count_dead_letters, list_dead_letters
 from llmops.store.factory import open_store
 from llmops.store.tables import dead_letters, usage_records
 from llmops.store.usage_queries import UsageFilter, find_sequence_gaps, sum_usage
@@ -57,6 +48,7 @@ from llmops.store.usage_writes import MAX_SUM
 from tests.attacks.harness import MIB, scaled
 from tests.store.test_ledger import KEY, NOON, at_work, broker, kafka, quick_groups
 from tests.store.test_ledger import event as ledger_event
+from tests.support.accounts import add_key
 from tests.support.usage_rows import high_water_mark
 from tests.support.waiting import stop_tasks
 
@@ -144,8 +136,7 @@ async def test_a_stranger_who_takes_the_next_numbers_of_a_gateway_costs_it_no_ev
         await arrived(sink, honest)
         await delivery.drain()
     await stop_tasks(delivering)
-    assert delivery.behind == 0
-    assert await bill(store) == (len(honest), 3 * len(honest))
+    assert (delivery.behind, await bill(store)) == (0, (len(honest), 3 * len(honest)))
     assert await counts(store) == {"not signed by a gateway": 2 * len(forged)}
     await sink.close()
     outbox.close()
@@ -169,8 +160,7 @@ async def test_numbers_that_another_event_has_in_the_ledger_do_not_let_an_event_
 
 
 async def test_two_keys_are_valid_while_one_replaces_the_other(kafka, store, url):
-    old, new = KEY, OTHER
-    rotated = kafka.model_copy(update={"signing_keys": f"{new},{old}"})
+    rotated = kafka.model_copy(update={"signing_keys": f"{OTHER},{KEY}"})
     behind, ahead = KafkaSink(kafka, LedgerSink(url)), KafkaSink(rotated, LedgerSink(url))
     events = [event(0), event(1)]
     await behind.write(events[:1])
@@ -202,12 +192,8 @@ def test_a_gateway_without_a_key_is_refused_where_kafka_is_configured(tmp_path):
 # -- odd records -------------------------------------------------------------------------------------------------------
 
 _ODD = (None, [], {}, "x", "", 1.5, True, -1, 2**31, 2**53, 2**63, 2**70, "\0", "\ud800", "\x1b]0;x\x07", 1e308)
-_scalars = st.one_of(
-    *(st.just(one) for one in _ODD), st.integers(), st.floats(), st.text(max_size=20), st.datetimes().map(str)
-)
-_values = st.recursive(
-    _scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner)
-)
+_scalars = st.one_of(*map(st.just, _ODD), st.integers(), st.floats(), st.text(max_size=20), st.datetimes().map(str))
+_values = st.recursive(_scalars, lambda one: st.lists(one, max_size=3) | st.dictionaries(st.text(max_size=5), one))
 _BASE = json.loads(to_cloud_event(event(0)))
 _changes = st.dictionaries(st.sampled_from([*_BASE, *(f"data.{name}" for name in _BASE["data"])]), _values, max_size=3)
 
@@ -274,11 +260,10 @@ async def test_costs_near_the_end_of_the_numbers_drop_no_other_event(store):
     """
     huge = [event(seq, cost_micros=2**63 - 10) for seq in range(3)]
     await asyncio.wait_for(write_until_accepted(store, [*huge, *(event(seq) for seq in range(3, 10))]), 30)
-    assert await bill(store) == (7, 21)
-    assert await counts(store) == {"cost out of range": 3}
+    assert (await bill(store), await counts(store)) == ((7, 21), {"cost out of range": 3})
     async with store.write() as writing:
-        await writing.execute(text(f"UPDATE usage_totals SET cost_micros = {MAX_SUM - 5}"))
-        await writing.execute(text(f"UPDATE tenant_totals SET cost_micros = {MAX_SUM - 5}"))
+        for table in ("usage_totals", "tenant_totals"):
+            await writing.execute(text(f"UPDATE {table} SET cost_micros = {MAX_SUM - 5}"))
     await write_until_accepted(store, [event(10, cost_micros=10**12), event(11)])
     assert await bill(store) == (9, MAX_SUM)
 
@@ -304,28 +289,17 @@ async def test_one_event_that_the_tables_refuse_is_parked_alone(store, monkeypat
     monkeypatch.setattr(ledger_module, "write_events", fails)
     events = [event(seq, model="poison" if seq == 13 else "tiny") for seq in range(30)]
     await asyncio.wait_for(write_until_accepted(store, events), 30)
-    assert (await bill(store))[0] == 29
-    assert await counts(store) == {"refused by the tables": 1}
+    assert (await bill(store), await counts(store)) == ((29, 87), {"refused by the tables": 1})
 
 
 # -- whose bill it is --------------------------------------------------------------------------------------------------
 
 
-async def test_tenant_user_and_key_must_belong_together(store, url, by):
-    async with store.write() as writing:
-        for tenant in ("acme", "other"):
-            await create_tenant(writing, tenant, Limits(), by)
-        ann = await ensure_user(writing, "acme", "ann@acme.example", by)
-        bob = await ensure_user(writing, "other", "bob@other.example", by)
-        mine, _ = await create_key(writing, ann, KeySpec(), by)
-        theirs, _ = await create_key(writing, bob, KeySpec(), by)
-    honest = event(0, tenant_id="acme", user_id=mine.user_id, key_id=mine.id)
-    unknown = event(1, tenant_id="acme", user_id=str(uuid4()), key_id="")
-    wrong = [
-        event(2, tenant_id="other", user_id=mine.user_id, key_id=mine.id),
-        event(3, tenant_id="acme", user_id=mine.user_id, key_id=theirs.id),
-        event(4, tenant_id="acme", user_id=str(uuid4()), key_id=mine.id),
-    ]
+async def test_tenant_user_and_key_must_belong_together(store, url):
+    (_, mine, user), (_, theirs, _) = [await add_key(store, tenant) for tenant in ("acme", "other")]
+    honest, unknown = event(0, user_id=user, key_id=mine), event(1, user_id=str(uuid4()), key_id="")
+    wrong = [event(2, tenant_id="other", user_id=user, key_id=mine), event(3, user_id=user, key_id=theirs)]
+    wrong.append(event(4, user_id=str(uuid4()), key_id=mine))
     sink = LedgerSink(url)
     await sink.write([honest, unknown, *wrong])
     assert await counts(store) == {"user of another tenant": 1, "key of another user": 2}
@@ -347,9 +321,7 @@ async def test_a_number_far_ahead_reports_no_quadrillions_of_missing_events(stor
     async with store.read() as reading:
         missing = sum(gap.last - gap.first + 1 for gap in await find_sequence_gaps(reading))
         mark = await high_water_mark(reading, "gw-1")
-    assert missing <= 1_000_000
-    assert mark == 2**53 - 1
-    assert (await bill(store))[0] == 10
+    assert (missing <= 1_000_000, mark, (await bill(store))[0]) == (True, 2**53 - 1, 10)
 
 
 # -- large records -----------------------------------------------------------------------------------------------------
@@ -476,7 +448,7 @@ async def test_a_record_is_bounded_before_it_is_parsed(kafka, store, url):
     assert await counts(store) == {"too large": 2}
     async with store.read() as reading:
         (length,) = {len(one) for one in (await reading.execute(select(dead_letters.c.value))).scalars()}
-    assert length == MAX_UNSIGNED_BYTES
+    assert length == letters.MAX_UNSIGNED_BYTES
     await sink.close()
 
 
@@ -564,8 +536,7 @@ async def test_an_offset_that_ended_the_process_twice_is_stepped_over(kafka, fol
     # the first time in a batch, twice alone, and then it is passed
     assert starts == 4
     async with await open_store(url) as store:
-        assert await counts(store) == {"ended the process": 1}
-        assert await bill(store) == (20, 60)
+        assert (await bill(store), await counts(store)) == ((20, 60), {"ended the process": 1})
     await sink.close()
 
 

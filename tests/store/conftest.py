@@ -88,7 +88,7 @@ def databases(postgres: str) -> Databases:
 
 
 @pytest.fixture(scope="session")
-def newest_database(databases: Databases) -> Iterator[str]:
+def newest(databases: Databases) -> Iterator[str]:
     """The name of a database with the newest schema, which tests share."""
     name = databases.create()
     asyncio.run(_make(databases.url(name)))
@@ -121,7 +121,7 @@ def url(kind: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[str
         yield f"sqlite:///{folder}/store.db"
         return
     databases: Databases = request.getfixturevalue("databases")
-    name = request.getfixturevalue("newest_database")
+    name = request.getfixturevalue("newest")
     yield databases.url(name)
     # quicker than TRUNCATE where there is little
     everything = "; ".join(f"DELETE FROM {table.name}" for table in reversed(metadata.sorted_tables))
