@@ -22,8 +22,10 @@ async def make_key(url: str, tenant: str = "ops", **spec) -> tuple[str, str, str
 
 
 @asynccontextmanager
-async def control(url: str, gateway: str | None = None) -> AsyncIterator[httpx.AsyncClient]:
+async def control(url: str, gateway: str | None = None, key: str = "") -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a client of the application, which sends the secret of a key, if one is given."""
     async with app_client(create_app(GatewaySettings(store=url), tuple, gateway), "http://127.0.0.1") as client:
+        client.headers.update(bearer(key) if key else {})
         yield client
 
 

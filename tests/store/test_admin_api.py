@@ -51,8 +51,7 @@ async def test_every_route_refuses_without_a_key_and_administration_without_the_
 
 async def test_a_tenant_from_nothing_to_a_key(url):
     admin, admin_id, _ = await make_key(url)
-    async with control(url) as client:
-        client.headers.update(bearer(admin))
+    async with control(url, key=admin) as client:
         budget = {"usd": 500, "period": "month"}
         made = await client.post("/api/admin/tenants", json={"id": "acme", "rpm": 1000, "budget": budget})
         assert made.status_code == 201
@@ -84,8 +83,7 @@ async def test_a_list_of_many_keys_has_each_once(url, monkeypatch):
     """The event loop makes a page at a time: 20,000 keys held it for 1.9 s."""
     monkeypatch.setattr(api_route, "PAGE_SIZE", 2)
     secret, admin, _ = await make_key(url)
-    async with control(url) as client:
-        client.headers.update(bearer(secret))
+    async with control(url, key=secret) as client:
         assert (await client.post("/api/admin/tenants", json={"id": "acme"})).status_code == 201
         made = []
         for number in range(7):
@@ -93,9 +91,8 @@ async def test_a_list_of_many_keys_has_each_once(url, monkeypatch):
             made.append((await client.post("/api/admin/keys", json=key)).json())
         await client.post(f"/api/admin/keys/{made[0]['id']}/revoke", json={})
         listed = (await client.get("/api/admin/keys")).json()
-        assert listed[:-1] == [
-            {name: value for name, value in made[number].items() if name != "key"} for number in (3, 6, 1, 4, 2, 5)
-        ]
+        shown = [{name: value for name, value in one.items() if name != "key"} for one in made]
+        assert listed[:-1] == [shown[number] for number in (3, 6, 1, 4, 2, 5)]
         assert listed[-1]["id"] == admin
         every = (await client.get("/api/admin/keys", params={"all": True, "tenant": "acme"})).json()
         assert [key["id"] for key in every] == [made[number]["id"] for number in (0, 3, 6, 1, 4, 2, 5)]
@@ -162,8 +159,7 @@ BAD = [
 async def test_of_two_changes_at_once_neither_is_undone(url):
     """Before the fix, PostgreSQL lost 25 of 30, so that a key kept a scope which an admin had removed."""
     admin, _, _ = await make_key(url)
-    async with control(url) as client:
-        client.headers.update(bearer(admin))
+    async with control(url, key=admin) as client:
         await client.post("/api/admin/tenants", json={"id": "acme"})
         body = {"tenant": "acme", "user": "ann@acme.example", "scopes": ["inference", "admin"]}
         for number in range(5):
@@ -180,8 +176,7 @@ async def test_of_two_changes_at_once_neither_is_undone(url):
 
 async def test_what_cannot_be_is_refused_in_one_sentence_and_changes_nothing(url):
     admin, _, _ = await make_key(url)
-    async with control(url) as client:
-        client.headers.update(bearer(admin))
+    async with control(url, key=admin) as client:
         before = (await client.get("/api/admin/audit")).json()
         for method, path, body, status, sentence in BAD:
             content = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
@@ -193,8 +188,7 @@ async def test_what_cannot_be_is_refused_in_one_sentence_and_changes_nothing(url
 async def test_a_store_that_is_away_is_503_its_place_is_for_the_log_and_it_comes_back(own_postgres, caplog):
     server, stop, start = own_postgres
     admin, _, _ = await make_key(server)
-    async with control(server) as client:
-        client.headers.update(bearer(admin))
+    async with control(server, key=admin) as client:
         assert (await client.get("/api/admin/tenants")).is_success
         stop()
         away = await client.post("/api/admin/tenants", json={"id": "zeta"})

@@ -36,7 +36,7 @@ from llmops.store.accounts.keys import find_key
 from llmops.store.audit import AuditContext, record_action
 from llmops.store.factory import open_store
 from llmops.store.usage_writes import UsageRecord
-from tests.support.usage_rows import insert_usage
+from tests.support.usage_rows import fill
 
 
 @dataclass
@@ -61,10 +61,9 @@ class AsAdmin(Check):
 @contextmanager
 def served(url: str) -> Iterator[str]:
     """The URL of an admin API on the store at `url`."""
-    settings = GatewaySettings(store=url)
-    app = GatewayApp(checks=[AsAdmin()])
+    settings, app = GatewaySettings(store=url), GatewayApp(checks=[AsAdmin()])
     add_exception_handlers(app)
-    Control(SharedStore(url), tuple, None, GatewaySettings(store=url)).add_to(app)
+    Control(SharedStore(url), tuple, None, settings).add_to(app)
     listener = bind("127.0.0.1", 0)
     server = DrainingServer(uvicorn_config(app, settings), lambda: None)
     thread = threading.Thread(target=server.run, args=([listener],))
@@ -148,9 +147,7 @@ def test_a_key_is_made_and_printed_once(acme, url):
 def test_a_second_key_of_the_same_user_has_the_users_tier(acme):
     acme(*CREATE, "--tier", "pro")
     second = acme(*CREATE, "--json").json
-    assert (second["tier"], second["scopes"], second["models"], second["expires_at"]) == (
-        "pro", ["inference"], None, None,
-    )  # fmt: skip
+    assert [second[name] for name in ("tier", "scopes", "models", "expires_at")] == ["pro", ["inference"], None, None]
     assert is_secret(second["key"])
     assert [key["user"] for key in acme("key", "list", "--json").json] == ["user@acme.example"] * 2
 
@@ -185,14 +182,12 @@ def test_rotate_and_revoke(acme, url):
 @BOTH
 @pytest.mark.parametrize("kind", ["sqlite"])
 def test_a_tenant_from_beginning_to_end(acme):
-    assert acme("tenant", "update", "acme", "--rpm", "none", "--budget", "500/month").out == (
-        "acme: no limit, $500.00/month.\n"
-    )
+    updated = acme("tenant", "update", "acme", "--rpm", "none", "--budget", "500/month").out
+    assert updated == "acme: no limit, $500.00/month.\n"
     assert "500.00/month" in acme("tenant", "show", "acme").out
     key = acme(*CREATE, "--json").json
-    assert acme("key", "show", key["id"], "--json").json["tenant_limits"]["budget"] == {
-        "usd": 500.0, "micros": 500_000_000, "period": "month",
-    }  # fmt: skip
+    budget = acme("key", "show", key["id"], "--json").json["tenant_limits"]["budget"]
+    assert budget == {"usd": 500.0, "micros": 500_000_000, "period": "month"}
     acme("tenant", "delete", "acme")
     assert acme("key", "show", key["id"], "--json").json["state"] == "tenant deleted"
     assert acme(*CREATE).err == "The tenant acme was deleted; `llmops tenant restore acme` brings it back."
@@ -249,30 +244,22 @@ def test_usage_in_every_form(acme, url):
     user_id = found(url, key["key"]).user_id
     day = datetime(2026, 11, 5, 12, tzinfo=UTC)
 
-    async def fill():
-        async with await open_store(url) as store, store.write() as connection:
-            events = [
-                UsageRecord(
-                    str(UUID(int=n)), "g1", n, day + timedelta(days=n % 2), "r", user_id, ("m1", "m2")[n % 2],
-                    100, 10, 7, 40, key_id=key["id"],
-                )
-                for n in range(5)
-            ]  # fmt: skip
-            await insert_usage(connection, events)
-
-    asyncio.run(fill())
+    events = []
+    for n in range(5):
+        at, model = day + timedelta(days=n % 2), ("m1", "m2")[n % 2]
+        counts = {"input_tokens": 100, "cached_tokens": 40, "output_tokens": 10, "cost_micros": 7}
+        events.append(UsageRecord(str(UUID(int=n)), "g1", n, at, "r", user_id, model, **counts, key_id=key["id"]))
+    asyncio.run(fill(url, *events))
     november = ("--from", "2026-11-01", "--to", "2026-11-30")
     total = acme("usage", *november, "--tenant", "acme", "--json").json
     assert total["period"] == {"from": "2026-11-01", "to": "2026-11-30"}
     counts = [total[f"{name}_tokens"] for name in ("input", "cached", "output")]
     assert (total["requests"], counts, total["cost_micros"], total["cost_usd"]) == (5, [500, 200, 50], 35, 0.000035)
-    assert [(line["tenant"], line["model"], line["requests"]) for line in total["lines"]] == [
-        ("acme", "m1", 3), ("acme", "m2", 2),
-    ]  # fmt: skip
+    lines = [(line["tenant"], line["model"], line["requests"]) for line in total["lines"]]
+    assert lines == [("acme", "m1", 3), ("acme", "m2", 2)]
     rows = list(csv.DictReader(io.StringIO(acme("usage", *november, "--by", "day", "--by", "key", "--csv").out)))
-    assert [(row["day"], row["key"], row["cost_micros"]) for row in rows] == [
-        ("2026-11-05", key["id"], "21"), ("2026-11-06", key["id"], "14"),
-    ]  # fmt: skip
+    days = [(row["day"], row["key"], row["cost_micros"]) for row in rows]
+    assert days == [("2026-11-05", key["id"], "21"), ("2026-11-06", key["id"], "14")]
     table = acme("usage", *november, "--by", "user").out.splitlines()
     assert table[0] == "2026-11-01 to 2026-11-30 (UTC)"
     assert table[-1].split() == ["total", "5", "500", "200", "50", "$0.000035"]
@@ -360,11 +347,8 @@ def test_a_file_that_may_only_be_read(acme, folder):
     with somebody_else():
         refused = acme("tenant", "create", "zeta")
     folder.chmod(0o755)
-    said = (
-        f"The store {folder}/store.db cannot be written: the file or its folder is read-only for this user; "
-        "give the user the right to write."
-    )
-    assert (refused.code, refused.err) == (1, said)
+    why = "the file or its folder is read-only for this user; give the user the right to write."
+    assert (refused.code, refused.err) == (1, f"The store {folder}/store.db cannot be written: {why}")
 
 
 @pytest.mark.parametrize(

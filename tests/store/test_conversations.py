@@ -26,12 +26,8 @@ from tests.support.waiting import Clock, eventually
 ANN = Caller(tenant_id="acme", user_id=str(uuid4()))
 BOB = Caller(tenant_id="acme", user_id=str(uuid4()))
 EVE = Caller(tenant_id="other", user_id=str(uuid4()))
-PAIR = [
-    NewMessage(item_id="msg_1", role="user", content="Hello?"),
-    NewMessage(
-        item_id="msg_2", role="assistant", content="Hé 👋", token_count=4, model="smollm2", finish_reason="stop"
-    ),
-]
+ANSWER = {"role": "assistant", "content": "Hé 👋", "token_count": 4, "model": "smollm2", "finish_reason": "stop"}
+PAIR = [NewMessage(item_id="msg_1", role="user", content="Hello?"), NewMessage(item_id="msg_2", **ANSWER)]
 
 
 @pytest.fixture
@@ -55,8 +51,7 @@ async def test_changes_of_one_conversation_hold_up_no_other_owner(chats, url):
         waiting = [asyncio.create_task(chats.change(ANN, public_id(anns), title="Ann's")) for _ in range(40)]
         await asyncio.sleep(0.1)
         changed = await asyncio.wait_for(chats.change(EVE, public_id(eves), title="Eve's"), 4)
-    assert changed.title == "Eve's"
-    assert {one.title for one in await asyncio.gather(*waiting)} == {"Ann's"}
+    assert (changed.title, {one.title for one in await asyncio.gather(*waiting)}) == ("Eve's", {"Ann's"})
 
 
 async def ids(chats, caller, **query):
@@ -72,9 +67,8 @@ async def plan_of_list(store, text):
         event.listen(connection.sync_connection, "before_cursor_execute", lambda *call: ran.append(call[2:4]))
         await table.list_conversations(connection, ANN.user_id, text=text)
         statement, parameters = ran[-1]
-        if not sqlite:
-            await connection.exec_driver_sql("SET enable_seqscan = off")
-            await connection.exec_driver_sql("SET enable_bitmapscan = off")
+        for scan in () if sqlite else ("seqscan", "bitmapscan"):
+            await connection.exec_driver_sql(f"SET enable_{scan} = off")
         explain = "EXPLAIN QUERY PLAN " if sqlite else "EXPLAIN "
         rows = (await connection.exec_driver_sql(explain + statement, parameters)).all()
         if not sqlite:
@@ -100,9 +94,7 @@ async def test_a_search_finds_what_titles_and_messages_contain(chats, clock, mon
         assert await ids(chats, BOB, text=text) == []
     # of more than can be read in time, the newest conversations are searched, and all titles
     monkeypatch.setattr(table, "SEARCH_SIZE", 5)
-    assert await ids(chats, ANN, text="50%") == []
-    assert await ids(chats, ANN, text="hello") == [new]
-    assert await ids(chats, ANN, text="sums") == [old]
+    assert [await ids(chats, ANN, text=text) for text in ("50%", "hello", "sums")] == [[], [new], [old]]
 
 
 async def test_searches_leave_connections_to_lists(chats, monkeypatch):
@@ -161,8 +153,7 @@ async def test_a_deleted_conversation_is_purged_after_thirty_days(chats, clock, 
     clock.now += timedelta(days=29.9)
     assert await chats.prune() == 0
     clock.now += timedelta(days=0.2)
-    assert await chats.prune() == 1
-    assert await counted(store) == [1, 2]
+    assert (await chats.prune(), await counted(store)) == (1, [1, 2])
 
 
 @pytest.mark.parametrize("kind", ["postgresql"])  # SQLite has no clock of its own
@@ -244,8 +235,7 @@ async def test_everything_of_a_user_or_of_a_tenant_is_exported_and_deleted(chats
     assert [len(one.messages) async for one in chats.everything(ANN, [])] == [2, 2]
     assert len([one async for one in chats.everything(EVE, [], "acme")]) == 3
     assert len([one async for one in chats.everything(EVE, [], user=ANN.user_id)]) == 2
-    assert await chats.purge(EVE, user=ANN.user_id) == 2
-    assert await chats.purge(EVE, "acme") == 1
+    assert (await chats.purge(EVE, user=ANN.user_id), await chats.purge(EVE, "acme")) == (2, 1)
     assert await counted(store) == [1, 2]
 
 

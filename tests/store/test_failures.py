@@ -65,11 +65,8 @@ async def test_a_server_that_is_away():
         port = taken.getsockname()[1]
         error = await refused(f"postgresql://llmops:hunter2@127.0.0.1:{port}/llmops")
     assert isinstance(error, ResourceError)
-    expected = (
-        f"The store postgresql://llmops:***@127.0.0.1:{port}/llmops cannot be reached; start PostgreSQL "
-        "there, or correct host and port in the store's URL."
-    )
-    assert error.message == expected
+    why = "cannot be reached; start PostgreSQL there, or correct host and port in the store's URL."
+    assert error.message == f"The store postgresql://llmops:***@127.0.0.1:{port}/llmops {why}"
 
 
 async def test_a_server_without_tls(postgres):
@@ -81,9 +78,8 @@ async def test_a_server_without_tls(postgres):
 @pytest.mark.parametrize("kind", ["postgresql"])
 async def test_a_server_that_goes_away_in_between(store, databases):
     """Its backends are ended, and gone, as by a restart: that transaction fails, the next one has a new connection."""
-    others = (
-        f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = '{store.location.url.database}'"
-    )
+    name = store.location.url.database
+    others = f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = '{name}'"
 
     async def list_after(statement: str) -> None:
         async with store.read() as connection:
@@ -122,8 +118,7 @@ async def test_a_damaged_file(newest_file, folder):
 
 
 async def test_a_file_that_another_process_holds(newest_file, folder, by):
-    file = folder / "store.db"
-    shutil.copy(newest_file, file)
+    file = shutil.copy(newest_file, folder / "store.db")
     holder = sqlite3.connect(file, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     async with connect(StoreUrl.parse(f"sqlite:///{file}"), busy_seconds=0.05) as store:
@@ -151,8 +146,7 @@ async def test_a_new_file_that_another_process_sets_up_at_the_same_time(folder):
 
 async def test_a_full_database_keeps_what_it_had(newest_file, folder, by):
     """SQLite's own bound on pages gives what a full disk gives: SQLITE_FULL."""
-    file = folder / "store.db"
-    shutil.copy(newest_file, file)
+    file = shutil.copy(newest_file, folder / "store.db")
 
     async def fill(store, names):
         async with store.write() as connection:

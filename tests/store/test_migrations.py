@@ -55,11 +55,8 @@ async def test_the_migrations_make_the_tables_that_the_queries_are_written_for(e
 
         def differences(sync):
             # the table in which alembic keeps the version is left out of the comparison
-            options = {
-                "compare_type": True,
-                "include_name": lambda name, kind, _: (kind, name) != ("table", SCHEMA_TABLE),
-            }
-            return compare_metadata(MigrationContext.configure(sync, opts=options), metadata)
+            others = {"include_name": lambda name, kind, _: (kind, name) != ("table", SCHEMA_TABLE)}
+            return compare_metadata(MigrationContext.configure(sync, opts={"compare_type": True, **others}), metadata)
 
         assert await connection.run_sync(differences) == []
         assert await connection.scalar(text(f"SELECT version_num FROM {SCHEMA_TABLE}")) == SCHEMA

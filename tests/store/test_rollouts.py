@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 from hypothesis import given
@@ -20,18 +21,10 @@ from llmops.control.rollouts.runner import RolloutRunner, apply_event
 from llmops.control.rollouts.schemas import RolloutSettings
 from llmops.control.rollouts.state_machine import FINAL_STATES, RolloutEvent, RolloutState, transition
 from llmops.errors import InputError, ResourceError, UnknownResourceError
+from llmops.store import rollouts as table
 from llmops.store.audit import AuditContext, list_audit_entries
 from llmops.store.factory import open_store
-from llmops.store.rollouts import (
-    INITIAL_VERSION,
-    ModelVersion,
-    Rollout,
-    add_outcomes,
-    create_rollout,
-    list_rollouts,
-    list_versions,
-    require_open_rollout,
-)
+from llmops.store.rollouts import ModelVersion, Rollout, add_outcomes, list_versions, require_open_rollout
 from tests.store.rollout_process import Replicas, carry_out_forever
 from tests.support.waiting import stop_tasks, wait_until
 
@@ -40,12 +33,12 @@ NOW = datetime(2026, 11, 25, tzinfo=UTC)
 
 def rollout(**settings) -> Rollout:
     data = RolloutSettings(**settings).data()
-    return Rollout("1", "llama", INITIAL_VERSION, "v2", RolloutState.STARTING, NOW, NOW, "llama", settings=data)
+    return Rollout("1", "llama", table.INITIAL_VERSION, "v2", RolloutState.STARTING, NOW, NOW, "llama", settings=data)
 
 
 async def start(connection, name: str, by: AuditContext, **settings) -> Rollout:
-    candidate = ModelVersion("llama", name, engine="/engine")
-    return await create_rollout(connection, candidate, RolloutState.STARTING, RolloutSettings(**settings).data(), by)
+    candidate, data = ModelVersion("llama", name, engine="/engine"), RolloutSettings(**settings).data()
+    return await table.create_rollout(connection, candidate, RolloutState.STARTING, data, by)
 
 
 def test_an_impossible_event_says_what_is_possible():
@@ -114,7 +107,7 @@ async def begin(url: str, **settings) -> None:
 
 async def latest(url: str) -> tuple[Rollout, float]:
     async with await open_store(url, pool_size=1) as store, store.read() as connection:
-        (found, *_) = await list_rollouts(connection, "llama")
+        (found, *_) = await table.list_rollouts(connection, "llama")
         return found, sum(one.weight for one in await list_versions(connection, "llama"))
 
 
@@ -176,9 +169,8 @@ async def test_a_twin_gets_as_many_requests_as_the_candidate_and_is_judged_in_pl
 
 async def test_the_job_rolls_a_failing_canary_back(url):
     await begin(url, percent=50)
-    found = await carry_out(
-        url, lambda one: not one.is_open, outcomes("stable", 300) + outcomes("candidate", 60, ok=False)
-    )
+    failing = outcomes("stable", 300) + outcomes("candidate", 60, ok=False)
+    found = await carry_out(url, lambda one: not one.is_open, failing)
     assert (found.state, found.percent) == ("rolled back", 0)
     assert "rror" in found.reason, found.reason
 
@@ -199,15 +191,10 @@ async def test_replicas_that_do_not_start_end_the_rollout(url):
 
 
 async def test_a_receiver_gets_each_transition(url, monkeypatch):
-    received = []
-
-    async def record(changed: Rollout, actor: str) -> None:
-        received.append((changed.state, actor))
-
-    monkeypatch.setattr(runner_module, "notify_webhook", record)
+    monkeypatch.setattr(runner_module, "notify_webhook", notify := AsyncMock())
     await begin(url)
     await carry_out(url, lambda one: one.state == RolloutState.SHIFTING)
-    assert received == [("shifting", "control")]
+    assert [(changed.state, actor) for (changed, actor), _ in notify.call_args_list] == [("shifting", "control")]
 
 
 def read_file(path: Path) -> tuple[str, str, str, bool]:

@@ -24,8 +24,7 @@ from llmops.gateway.interfaces import Usage
 from llmops.gateway.usage.billing import Bill, Billing
 from llmops.store import usage_writes
 from llmops.store.accounts.limits import Budget, Limits
-from llmops.store.accounts.tenants import create_tenant, update_tenant
-from llmops.store.accounts.users import ensure_user
+from llmops.store.accounts.tenants import update_tenant
 from llmops.store.audit import list_audit_entries
 from llmops.store.factory import open_store
 from llmops.store.prices import Price, list_prices, set_price
@@ -33,7 +32,8 @@ from llmops.store.tables import tenant_totals, usage_records
 from llmops.store.usage_queries import UsageFilter, find_sequence_gaps, sum_usage
 from llmops.store.usage_writes import UsageRecord
 from tests.store.control_client import BY, make_key
-from tests.support.usage_rows import high_water_mark, insert_usage
+from tests.support.accounts import add_key
+from tests.support.usage_rows import fill, high_water_mark, insert_usage
 from tests.support.waiting import Clock
 
 USER = str(UUID(int=1))
@@ -114,8 +114,7 @@ async def test_the_bill_of_a_whole_answer_replaces_that_of_a_part(store, by):
         marks = [await high_water_mark(connection, gateway) for gateway in ("g1", "g2")]
     assert [UsageRecord(**row) for row in rows] == [whole._replace(gateway_id="g1", created_at=by.at), other[0]]
     assert [(one.requests, one.output_tokens, one.cost_micros) for one in totals] == [(2, 1200, 1800)]
-    assert spent == 1800
-    assert marks == [2, 2]
+    assert (spent, marks) == (1800, [2, 2])
 
 
 async def test_a_damaged_part_keeps_no_other_from_being_replaced(store, by, caplog):
@@ -224,8 +223,7 @@ async def test_each_price_holds_from_its_moment_on_without_another_look(url, sto
         now.now = later
         assert billing.bill("tiny", USED) == second
         # what began before is billed at the price of its time
-        assert billing.bill("tiny", USED, by.at) == first
-        assert billing.tariff("tiny")(*TOKENS) == 7
+        assert (billing.bill("tiny", USED, by.at), billing.tariff("tiny")(*TOKENS)) == (first, 7)
 
 
 async def test_a_price_that_is_read_late_holds_for_requests_that_arrive_after_it_was_read(url, store, by):
@@ -275,10 +273,8 @@ async def test_a_price_that_was_read_late_costs_requests_one_look(url, store, by
 async def test_cached_tokens_have_their_price_where_the_engine_tells(url, store, by):
     await priced(store, by, Price("tiny", by.at, *CENTS))
     async with billing_on(url, Clock(by.at)) as billing:
-        assert billing.tariff("tiny")(1000, 1000, 0) == 300
-        assert billing.tariff("tiny")(1000, 0, 0) == 600
         # an engine that counts more than there was is not believed
-        assert billing.tariff("tiny")(1000, 4000, 0) == 300
+        assert [billing.tariff("tiny")(1000, cached, 0) for cached in (1000, 0, 4000)] == [300, 600, 300]
 
 
 async def test_a_model_without_a_price_costs_nothing_is_told_once_and_takes_no_budget(url, store, by, caplog):
@@ -299,26 +295,18 @@ async def test_a_model_without_a_price_costs_nothing_is_told_once_and_takes_no_b
 
 
 async def test_what_was_spent_is_the_keys_or_the_tenants_own(url, store, by):
+    users = [(await add_key(store, email[4:], email))[2] for email in ("ann@acme", "bob@acme", "zoe@zeta")]
+    spent = [(0, "key-a", 0, 5), (0, "key-b", 0, 70), (1, "key-c", 0, 900), (2, "key-z", 0, 1), (0, "key-a", 2, 30)]
     async with store.write() as connection:
-        await create_tenant(connection, "acme", Limits(), by)
-        await create_tenant(connection, "zeta", Limits(), by)
-        users = [(await ensure_user(connection, "acme", f"{name}@acme", by)).id for name in ("ann", "bob")]
-        users.append((await ensure_user(connection, "zeta", "zoe@zeta", by)).id)
-        spent = [(0, "key-a", 0, 5), (0, "key-b", 0, 70), (1, "key-c", 0, 900), (2, "key-z", 0, 1), (0, "key-a", 2, 30)]
         for seq, (user, key, days, micros) in enumerate(spent):
-            record = UsageRecord(
-                str(UUID(int=seq)), "g", seq, by.at - timedelta(days=days), "r", users[user], "tiny", 1, 1, micros,
-                key_id=key,
-            )  # fmt: skip
-            await insert_usage(connection, [record])
+            at = by.at - timedelta(days=days)
+            own = event(by, seq, user_id=users[user], key_id=key, created_at=at, cost_micros=micros)
+            await insert_usage(connection, [own])
     midnight = datetime.combine(date(2026, 11, 22), datetime.min.time(), UTC)
     async with billing_on(url, Clock(by.at)) as billing:
-        assert await billing.spent("key-a", midnight) == 5
-        assert await billing.spent("key-a", midnight - timedelta(days=2)) == 35
-        assert await billing.spent("tenant acme", midnight) == 975
-        assert await billing.spent("tenant acme", midnight - timedelta(days=2)) == 1005
-        assert await billing.spent("tenant zeta", midnight) == 1
-        assert await billing.spent("key-new", midnight) == 0
+        expected = {"key-a": [5, 35], "tenant acme": [975, 1005], "tenant zeta": [1, 1], "key-new": [0, 0]}
+        for of, sums in expected.items():
+            assert [await billing.spent(of, midnight - timedelta(days=days)) for days in (0, 2)] == sums, of
 
 
 async def test_a_store_that_goes_away_leaves_the_prices(own_postgres, by, caplog):
@@ -367,26 +355,18 @@ def record(number: int, user: str, cost: int, day: int = 3, model: str = "tiny")
     return UsageRecord(str(UUID(int=number + 1)), "g1", number, at, f"r{number}", user, model, 100, 20, cost, 60)
 
 
-async def insert(url: str, *records: UsageRecord) -> None:
-    async with await open_store(url) as store, store.write() as connection:
-        await insert_usage(connection, records)
-
-
 async def told(url: str) -> dict[str, dict[tuple[str, ...], float]]:
     store = SharedStore(url)
     spending = SpendingCollector(store, lambda: NOW)
     await spending.refresh()
     await store.close()
-    return {
-        family.name: {tuple(sample.labels.values()): sample.value for sample in family.samples}
-        for family in spending.collect()
-    }
+    return {one.name: {tuple(at.labels.values()): at.value for at in one.samples} for one in spending.collect()}
 
 
 async def test_it_is_the_month_of_the_ledger(url):
     _, _, acme = await make_key(url, "acme")
     _, _, zeta = await make_key(url, "zeta")
-    await insert(
+    await fill(
         url, record(0, acme, 1_500_000), record(1, acme, 250_000, model="big"), record(2, zeta, 4_000_000, model="big"),
         # last month's
         record(3, zeta, 9_000_000, day=-3),
@@ -411,7 +391,7 @@ async def test_tenants_that_spend_little_share_a_series(url, kind):
     for number in range(MAX_SERIES + 5):
         _, _, user = await make_key(url, f"t{number:02}")
         spent[f"t{number:02}"] = number + 1.0
-        await insert(url, record(number, user, (number + 1) * 10**6))
+        await fill(url, record(number, user, (number + 1) * 10**6))
     found = {tenant: value for (tenant,), value in (await told(url))["llmops_spent_dollars"].items()}
     assert len(found) == MAX_SERIES + 1
     assert found == {name: value for name, value in spent.items() if value > 5} | {OTHERS_LABEL: 1 + 2 + 3 + 4 + 5}

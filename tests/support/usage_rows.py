@@ -6,6 +6,7 @@ from sqlalchemy import RowMapping, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.store.database import Store
+from llmops.store.factory import open_store
 from llmops.store.tables import gateways, usage_records
 from llmops.store.usage_writes import UsageRecord, write_usage
 
@@ -13,6 +14,12 @@ from llmops.store.usage_writes import UsageRecord, write_usage
 async def insert_usage(connection: AsyncConnection, records: Iterable[UsageRecord]) -> int:
     """Do `write_usage` in an open transaction. Return the number of new events."""
     return (await connection.run_sync(write_usage, records)).new
+
+
+async def fill(url: str, *records: UsageRecord) -> None:
+    """Write records into the store at `url`."""
+    async with await open_store(url) as store, store.write() as connection:
+        await insert_usage(connection, records)
 
 
 async def high_water_mark(connection: AsyncConnection, gateway_id: str) -> int:
