@@ -41,10 +41,8 @@ def near(bounds: NumberRange):
 @given(st.data(), BOUNDS)
 def test_a_number_is_let_through_exactly_if_it_is_within_its_bounds(data, bounds):
     text = data.draw(near(bounds))
-    value = Decimal(text)
-    assert contains(number_language(bounds), text) == (
-        bounds.within(value) and text not in ("-0", "-0.0", "-0.000", "-0.000000")
-    )
+    is_right = bounds.within(Decimal(text)) and text not in ("-0", "-0.0", "-0.000", "-0.000000")
+    assert contains(number_language(bounds), text) == is_right
     whole = text.partition(".")[0]
     if whole != "-0":
         assert contains(integer_language(bounds), whole) == bounds.within(Decimal(whole))
@@ -113,10 +111,7 @@ OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "additiona
     ("schema", "says"),
     [
         ({"type": "array", "uniqueItems": True}, "'uniqueItems' cannot be enforced; leave it out at '#'"),
-        (
-            {"properties": {"a": {"type": "array", "contains": {}}}},
-            "'contains' cannot be enforced; leave it out at '#/properties/a'",
-        ),
+        ({"items": {"type": "array", "contains": {}}}, "'contains' cannot be enforced; leave it out at '#/items'"),
         ({"not": {"type": "null"}}, "'not' cannot be enforced"),
         ({"if": OBJECT, "then": OBJECT}, "'if' cannot be enforced"),
         ({"type": "object", "dependentRequired": {"a": ["b"]}}, "'dependentRequired' cannot be enforced"),
@@ -128,10 +123,7 @@ OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "additiona
         ({**OBJECT, "properties": {"a": {"enum": [1], "type": "string"}}, "required": ["a"]}, "no value of 'enum'"),
         ({"allOf": [{"type": "string"}, {"type": "null"}]}, "the combined schemas allow no value"),
         ({**OBJECT, "required": ["b"]}, "'false' allows nothing at '#/properties/b'"),
-        (
-            {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}}, "$ref": "#/$defs/a"},
-            "only leads back",
-        ),
+        ({"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {}]}}, "$ref": "#/$defs/a"}, "only leads back"),
         ({"allOf": [{"pattern": "a"}, {"pattern": "b"}], "type": "string"}, "two values of 'pattern'"),
     ],
 )

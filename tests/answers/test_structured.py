@@ -10,11 +10,7 @@ from llmops.gateway.generation.structured.schema_validation import pattern_probl
 from llmops.gateway.interfaces import Guide
 from llmops.gateway.schemas.chat_request import ChatRequest
 
-PERSON = {
-    "type": "object",
-    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
-    "required": ["name"],
-}
+PERSON = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
 
 GRAMMAR = 'root ::= item{1,3} ("," [^"\\]] ws)*\nitem ::= "a\\"b" | [a-z]+ # any\nws ::= [ \\t]*'
 
@@ -27,31 +23,22 @@ def json_schema(schema):
     return {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
 
 
+def test_each_source():
+    text = {"type": "text"}
+    assert [parse_guide(chat(**fields)) for fields in ({}, {"response_format": text})] == [None, None]
+    assert parse_guide(chat(response_format={"type": "json_object"})) == Guide("json_schema", '{"type":"object"}')
+    assert parse_guide(chat(guided_regex=r"\d+")) == Guide("regex", r"\d+")
+    assert parse_guide(chat(guided_grammar=GRAMMAR)) == Guide("ebnf_grammar", GRAMMAR)
+    assert parse_guide(chat(response_format=text, guided_regex="a")) == Guide("regex", "a")
+
+
 @pytest.mark.parametrize(
-    ("fields", "guide"),
-    [
-        ({}, None),
-        ({"response_format": {"type": "text"}}, None),
-        ({"response_format": {"type": "json_object"}}, Guide("json_schema", '{"type":"object"}')),
-        ({"guided_regex": r"\d+"}, Guide("regex", r"\d+")),
-        ({"guided_grammar": GRAMMAR}, Guide("ebnf_grammar", GRAMMAR)),
-        ({"response_format": {"type": "text"}, "guided_regex": "a"}, Guide("regex", "a")),
-    ],
+    ("field", "value"),
+    [("response_format", json_schema(PERSON)), ("guided_json", PERSON), ("guided_json", json.dumps(PERSON))],
 )
-def test_each_source(fields, guide):
-    assert parse_guide(chat(**fields)) == guide
-
-
-@pytest.mark.parametrize("field", ["response_format", "guided_json", "text"])
-def test_schema_keeps_its_key_order(field):
-    fields = {
-        "response_format": {"response_format": json_schema(PERSON)},
-        "guided_json": {"guided_json": PERSON},
-        "text": {"guided_json": json.dumps(PERSON)},
-    }[field]
-    guide = parse_guide(chat(**fields))
-    assert guide.kind == "json_schema"
-    assert list(json.loads(guide.text)["properties"]) == ["name", "age"]
+def test_schema_keeps_its_key_order(field, value):
+    guide = parse_guide(chat(**{field: value}))
+    assert (guide.kind, [*json.loads(guide.text)["properties"]]) == ("json_schema", ["name", "age"])
 
 
 @pytest.mark.parametrize(
@@ -131,23 +118,17 @@ def test_calls_schema_accepts_calls_and_nothing_else():
     jsonschema = pytest.importorskip("jsonschema")
     node = {"$defs": {"n": {"type": "integer"}}, "type": "object", "properties": {"v": {"$ref": "#/$defs/n"}}}
     tree = {"type": "object", "properties": {"kids": {"type": "array", "items": {"$ref": "#"}}}, "required": ["kids"]}
-    schema = json.loads(
-        validate_schema(tool_calls_schema([("node", node), ("tree", tree), ("now", None)], many=True), "tools")
-    )
-    valid = jsonschema.Draft202012Validator(schema).is_valid
+    schema = tool_calls_schema([("node", node), ("tree", tree), ("now", None)], many=True)
+    valid = jsonschema.Draft202012Validator(json.loads(validate_schema(schema, "tools"))).is_valid
     assert valid([{"name": "node", "arguments": {"v": 1}}])
     assert valid([{"name": "tree", "arguments": {"kids": [{"kids": []}]}}, {"name": "now", "arguments": {}}])
     assert not valid([])
-    assert not valid([{"name": "node", "arguments": {"v": "x"}}])
-    assert not valid([{"name": "tree", "arguments": {"kids": [{}]}}])
-    assert not valid([{"name": "now", "arguments": {"x": 1}}])
-    assert not valid([{"name": "other", "arguments": {}}])
+    for name, arguments in (("node", {"v": "x"}), ("tree", {"kids": [{}]}), ("now", {"x": 1}), ("other", {})):
+        assert not valid([{"name": name, "arguments": arguments}]), name
     one = jsonschema.Draft202012Validator(tool_calls_schema([("now", None)], many=False)).is_valid
     assert not one([{"name": "now", "arguments": {}}] * 2)
 
 
-@pytest.mark.parametrize(
-    "part", ["\\b", "\\B", "\\A", "\\Z", "\\z", "\\k", "\\p", "\\P", "\\1", "\\9", "(?=a", "(?i", "(?P<"]
-)
+@pytest.mark.parametrize("part", [*(f"\\{letter}" for letter in "bBAZzkpP19"), "(?=a", "(?i", "(?P<"])
 def test_what_grammars_cannot_express(part):
     assert pattern_problem(f"a{part}b)").startswith(f"the pattern uses {part}"[:20])

@@ -13,31 +13,20 @@ from llmops.gateway.generation.parsers.families import PARSERS
 from llmops.gateway.generation.parsers.forced_calls import NamedCallProcessor, RequiredCallsProcessor
 from llmops.gateway.generation.parsers.output_processor import ToolCallDelta
 from llmops.gateway.generation.parsers.tool_parser import new_mistral_call_id
-from tests.support.tool_texts import (
-    ARGUMENTS,
-    FRAGMENTS,
-    PROSE,
-    TAGGED,
-    TOOLS,
-    WRITERS,
-    calls_of,
-    cut,
-    parse,
-    run,
-    shape,
-    text_of,
-)
+from tests.support import tool_texts
+from tests.support.tool_texts import ARGUMENTS, FRAGMENTS, PROSE, TAGGED, TOOLS, WRITERS, cut, read, run, shape
 
 TEXTS = yaml.safe_load(Path(__file__).with_name("tool_call_texts.yaml").read_text())
 CASES = [(family, one) for family, cases in TEXTS.items() for one in cases]
 
 
-@pytest.mark.parametrize("step", [None, 1, 2, 3, 7])
+@pytest.mark.parametrize("step", [10**9, 1, 2, 3, 7])
 @pytest.mark.parametrize(("family", "case"), CASES)
 def test_known_forms(family, case, step):
     text, calls = case["text"], case.get("calls", ())
     prose = case.get("prose", "" if calls else text)
-    assert parse(family, text, step) == (prose, [("get_weather", arguments) for arguments in calls])
+    found = read(PARSERS[family](TOOLS), [text[at : at + step] for at in range(0, len(text), step)])
+    assert found == (prose, [("get_weather", arguments) for arguments in calls])
 
 
 @pytest.mark.parametrize("family", PARSERS)
@@ -51,29 +40,25 @@ def test_any_text_cut_anywhere_gives_the_same_events(family, text, data):
 @pytest.mark.parametrize("family", PARSERS)
 @given(st.text(st.characters(exclude_characters="{[<", codec="utf-8")))
 def test_text_without_markup_is_unchanged(family, text):
-    assert text_of(run(PARSERS[family](TOOLS), list(text))) == text
+    assert tool_texts.text_of(run(PARSERS[family](TOOLS), list(text))) == text
 
 
 @pytest.mark.parametrize("family", [family for family in PARSERS if family not in TAGGED])
 @given(PROSE, st.lists(st.tuples(st.sampled_from(sorted(TOOLS)), ARGUMENTS), min_size=1, max_size=3), st.data())
 def test_what_a_model_wrote_comes_back(family, prose, calls, data):
-    events = run(PARSERS[family](TOOLS), cut(data, prose + WRITERS[family](calls)))
-    assert text_of(events) == prose
-    assert [(n, json.loads(a)) for n, a in calls_of(events)] == calls
+    assert read(PARSERS[family](TOOLS), cut(data, prose + WRITERS[family](calls))) == (prose, calls)
 
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(TOOLS)), ARGUMENTS), min_size=1, max_size=3), st.data())
 def test_forced_list(calls, data):
     text = json.dumps([{"name": n, "arguments": a} for n, a in calls], indent=data.draw(st.sampled_from([None, 2])))
-    events = run(RequiredCallsProcessor(), cut(data, text))
-    assert [(n, json.loads(a)) for n, a in calls_of(events)] == calls
-    assert text_of(events) == ""
+    assert read(RequiredCallsProcessor(), cut(data, text)) == ("", calls)
 
 
 @given(ARGUMENTS, st.data())
 def test_forced_name(arguments, data):
-    events = run(NamedCallProcessor("add"), cut(data, json.dumps(arguments) + " \n"))
-    assert [(n, json.loads(a)) for n, a in calls_of(events)] == [("add", arguments)]
+    _, calls = read(NamedCallProcessor("add"), cut(data, json.dumps(arguments) + " \n"))
+    assert calls == [("add", arguments)]
 
 
 @pytest.mark.parametrize("family", PARSERS)
@@ -90,7 +75,7 @@ def test_arguments_stream_while_they_are_written(family):
 def test_cut_off_by_the_token_limit(family):
     text = WRITERS[family]([("add", {"text": "abc"})])
     events = run(PARSERS[family](TOOLS), [text[: text.index("abc") + 3]])
-    assert [(n, a.replace(" ", "")) for n, a in calls_of(events)] == [("add", '{"text":"abc')]
+    assert [(n, a.replace(" ", "")) for n, a in tool_texts.calls_of(events)] == [("add", '{"text":"abc')]
 
 
 def test_mistral_ids():

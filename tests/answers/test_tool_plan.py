@@ -7,16 +7,14 @@ import pytest
 from pydantic import TypeAdapter
 
 from llmops.gateway.errors import InvalidRequestError
+from llmops.gateway.generation.parsers import tool_messages
 from llmops.gateway.generation.parsers.families import detect_family
-from llmops.gateway.generation.parsers.output_processor import ContentDelta, ProcessorChain, merge_adjacent
-from llmops.gateway.generation.parsers.tool_messages import (
-    messages_for_template,
-    to_mistral_call_id,
-    tools_in_system_message,
-)
+from llmops.gateway.generation.parsers.output_processor import ContentDelta, ProcessorChain
+from llmops.gateway.generation.parsers.tool_messages import messages_for_template, tools_in_system_message
 from llmops.gateway.generation.parsers.tool_plan import plan_tools
 from llmops.gateway.interfaces import Guide
 from llmops.gateway.schemas.chat_request import Tool, ToolChoice
+from tests.support import tool_texts
 
 HERMES = "{% if tools %}<tool_call>{% endif %}"
 MISTRAL = "{% for tool in tools %}[TOOL_CALLS]{% endfor %}"
@@ -36,8 +34,7 @@ def named(name):
 
 
 def run(plan, text):
-    processor = plan.processor() if plan.processor else ProcessorChain()
-    return merge_adjacent([p for char in text for p in processor.feed(char)] + list(processor.finish())), processor
+    return tool_texts.run(plan.processor() if plan.processor else ProcessorChain(), text)
 
 
 @pytest.mark.parametrize(
@@ -75,8 +72,8 @@ def test_tools_together_with_a_json_answer():
     assert valid({"city": "Paris"})
     assert valid([{"name": "f", "arguments": {}}])
     assert not valid({"name": "f", "arguments": {}})
-    assert run(plan, '{"city": "Paris"}')[0] == [ContentDelta('{"city": "Paris"}')]
-    assert run(plan, ' [{"name": "f", "arguments": {}}]')[0][0].name == "f"
+    assert run(plan, '{"city": "Paris"}') == [ContentDelta('{"city": "Paris"}')]
+    assert run(plan, ' [{"name": "f", "arguments": {}}]')[0].name == "f"
 
 
 @pytest.mark.parametrize(
@@ -111,9 +108,9 @@ def test_arguments_become_objects():
 
 def test_mistral_ids_agree_between_call_and_result():
     messages = messages_for_template(HISTORY, mistral_ids=True)
-    assert messages[1]["tool_calls"][0]["id"] == messages[2]["tool_call_id"] == to_mistral_call_id("call_123")
-    assert len(to_mistral_call_id("call_123")) == 9
-    assert to_mistral_call_id("abcDEF123") == "abcDEF123"
+    to_id = tool_messages.to_mistral_call_id
+    assert messages[1]["tool_calls"][0]["id"] == messages[2]["tool_call_id"] == to_id("call_123")
+    assert (len(to_id("call_123")), to_id("abcDEF123")) == (9, "abcDEF123")
 
 
 def test_a_template_without_tools_gets_them_as_text():

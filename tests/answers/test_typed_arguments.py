@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from llmops.gateway.generation.parsers.families import PARSERS
 from llmops.gateway.generation.parsers.harmony import HarmonyParser
 from llmops.gateway.generation.parsers.output_processor import ReasoningDelta
-from tests.support.tool_texts import ARGUMENTS, FRAGMENTS, PROSE, TAGGED, WRITERS, calls_of, cut, run, shape, text_of
+from tests.support.tool_texts import ARGUMENTS, FRAGMENTS, PROSE, TAGGED, WRITERS, cut, read, run, shape, text_of
 
 PARIS = {"city": "Paris"}
 KINDS = {
@@ -22,9 +22,8 @@ def schema_of(arguments):
     return {"type": "object", "properties": {name: {"type": KINDS[type(value)]} for name, value in arguments.items()}}
 
 
-CALLS = st.lists(
-    st.tuples(st.sampled_from(["one", "two", "three"]), ARGUMENTS), min_size=1, unique_by=lambda call: call[0]
-)
+NAMED = st.tuples(st.sampled_from(["one", "two", "three"]), ARGUMENTS)
+CALLS = st.lists(NAMED, min_size=1, unique_by=lambda call: call[0])
 
 
 @pytest.mark.parametrize("family", TAGGED)
@@ -33,9 +32,7 @@ def test_bare_text_is_typed_by_the_schema(family, prose, calls, data):
     written = WRITERS[family](calls)
     assume("<" not in "".join(json.dumps(a, ensure_ascii=False) for _, a in calls))
     parser = PARSERS[family]({name: schema_of(arguments) for name, arguments in calls})
-    events = run(parser, cut(data, prose + written))
-    assert text_of(events) == prose
-    assert [(n, json.loads(a)) for n, a in calls_of(events)] == calls
+    assert read(parser, cut(data, prose + written)) == (prose, calls)
 
 
 @pytest.mark.parametrize(
@@ -57,14 +54,14 @@ def test_bare_text_is_typed_by_the_schema(family, prose, calls, data):
 @pytest.mark.parametrize("family", TAGGED)
 def test_kinds_of_values(family, schema, text, value):
     parameters = {"type": "object", "properties": {"x": schema}, "$defs": {"n": {"type": "integer"}}}
-    events = run(PARSERS[family]({"f": parameters}), list(WRITERS[family]([("f", {"x": text})])))
-    assert [(n, json.loads(a)) for n, a in calls_of(events)] == [("f", {"x": value})]
+    _, calls = read(PARSERS[family]({"f": parameters}), list(WRITERS[family]([("f", {"x": text})])))
+    assert calls == [("f", {"x": value})]
 
 
 def test_what_no_schema_speaks_of_is_read_as_each_family_means_it():
     for family, value in (("qwen_coder", "5"), ("glm", 5)):
-        events = run(PARSERS[family]({"f": {}}), [WRITERS[family]([("f", {"x": "5"})])])
-        assert json.loads(calls_of(events)[0][1]) == {"x": value}
+        _, calls = read(PARSERS[family]({"f": {}}), [WRITERS[family]([("f", {"x": "5"})])])
+        assert calls == [("f", {"x": value})]
 
 
 HARMONY = (
@@ -78,13 +75,9 @@ HARMONY = (
 
 @given(st.data())
 def test_harmony(data):
-    parser = HarmonyParser()
-    events = run(parser, cut(data, HARMONY))
-    assert [(e.text if isinstance(e, ReasoningDelta) else None) for e in events if isinstance(e, ReasoningDelta)] == [
-        "hm, so"
-    ]
-    assert text_of(events) == "Look:Sunny."
-    assert [(n, json.loads(a)) for n, a in calls_of(events)] == [("get_weather", PARIS), ("now", {})]
+    parser, pieces = HarmonyParser(), cut(data, HARMONY)
+    assert [event.text for event in run(parser, pieces) if isinstance(event, ReasoningDelta)] == ["hm, so"]
+    assert read(HarmonyParser(), pieces) == ("Look:Sunny.", [("get_weather", PARIS), ("now", {})])
     assert [HARMONY[int(a) : int(b)] for a, b in parser.thinking] == ["hm, so"]
     assert parser.made_tool_calls
 
@@ -120,4 +113,4 @@ def test_any_harmony_cut_anywhere_gives_the_same_events(text, data):
 def test_a_schema_without_a_usable_type_leaves_values_as_they_are(family, odd):
     """Before the fix, each such request got 500 and wrote a traceback."""
     parser = PARSERS[family]({"one": {"type": "object", "properties": {"city": odd}}})
-    assert [name for name, _ in calls_of(run(parser, [WRITERS[family]([("one", PARIS)])]))] == ["one"]
+    assert [name for name, _ in read(parser, [WRITERS[family]([("one", PARIS)])])[1]] == ["one"]

@@ -160,11 +160,10 @@ def test_at_most_one_space_stands_where_one_may(separator, colon):
     assert reader.reads(text) == ("  " not in text)
 
 
-@pytest.mark.parametrize(
-    "text", ["{", '{"a"', '{"a":1', '{"a":1,}', '{"a":1}}', "{a:1}", "{'a':1}", '{"a":01}', '{"a":1.0}']
-)
-def test_what_is_no_json_is_not_let_through(text):
-    assert not Reader(json_schema_grammar(json.dumps(objects(a=INTEGER)), True)).reads(text)
+def test_what_is_no_json_is_not_let_through():
+    reader = Reader(json_schema_grammar(json.dumps(objects(a=INTEGER)), True))
+    texts = ("{", '{"a"', '{"a":1', '{"a":1,}', '{"a":1}}', "{a:1}", "{'a':1}", '{"a":01}', '{"a":1.0}', '{"a":1}')
+    assert [text for text in texts if reader.reads(text)] == ['{"a":1}']
 
 
 LENGTHS = (
@@ -172,17 +171,15 @@ LENGTHS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("least", "most"), [(0, None), (2, None), (129, None), (0, 64), (0, 700), (3, 700), (200, 700)]
-)
-def test_texts_of_all_lengths_within_bounds(least, most):
+@pytest.mark.parametrize("bounds", [(0, None), (2, None), (129, None), (0, 64), (0, 700), (3, 700), (200, 700)])
+def test_texts_of_all_lengths_within_bounds(bounds):
+    least, most = bounds
     schema = {"type": "string", "minLength": least} | ({} if most is None else {"maxLength": most})
     reader = Reader(json_schema_grammar(json.dumps(schema), True))
     # without an end the reader goes a step deeper for each character
     sizes = [size for size in LENGTHS if most is not None or size <= 130]
-    assert [size for size in sizes if reader.reads(f'"{"a" * size}"')] == [
-        size for size in sizes if least <= size and (most is None or size <= most)
-    ]
+    right = [size for size in sizes if least <= size <= (most or 130)]
+    assert [size for size in sizes if reader.reads(f'"{"a" * size}"')] == right
 
 
 # -- how it is written -------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import re
 
 from hypothesis import strategies as st
 
-from llmops.gateway.generation.parsers.families import PARSERS
 from llmops.gateway.generation.parsers.output_processor import ContentDelta, ToolCallDelta, merge_adjacent
 
 PROPERTIES = {
@@ -48,9 +47,9 @@ def shape(events):
     return [(type(e), *(e._replace(id=None) if isinstance(e, ToolCallDelta) else e)) for e in events]
 
 
-def parse(family, text, step=None):
-    pieces = [text] if step is None else [text[i : i + step] for i in range(0, len(text), step)]
-    events = run(PARSERS[family](TOOLS), pieces)
+def read(stage, pieces):
+    """Return the text and the calls that a parser finds."""
+    events = run(stage, pieces)
     return text_of(events), [(name, json.loads(arguments)) for name, arguments in calls_of(events)]
 
 
