@@ -8,12 +8,9 @@ import pytest
 from llmops.gateway.errors import ClientDeadlineError, InvalidRequestError, UnavailableError
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Caller, ReplicaView, RoutingRequest, SchedulingParams
+from llmops.gateway.routing.admission import request_queue
 from llmops.gateway.routing.admission.admission_controller import AdmissionController, AdmissionLimits
-from llmops.gateway.routing.admission.request_queue import (
-    RequestQueue,
-    create_admission_controller,
-    create_queued_request,
-)
+from llmops.gateway.routing.admission.request_queue import RequestQueue, create_admission_controller
 from llmops.gateway.routing.admission.slo_headers import SloHeaders
 from llmops.gateway.routing.admission.tiered_queue import PriorityTier, TieredQueue
 from llmops.gateway.routing.placement.least_cost import LeastCostPolicy
@@ -25,9 +22,8 @@ from tests.support.waiting import Clock
 
 def admission(views: list[ReplicaView], clock: Clock | None = None, **bounds: int) -> RequestQueue:
     tiers = [PriorityTier("interactive", max_wait=1.0), PriorityTier("batch", max_wait=600.0)]
-    door = AdmissionController(
-        TieredQueue(tiers), LeastCostPolicy(PrefixIndex()), AdmissionLimits(**{"steps": 2, **bounds})
-    )
+    limits = AdmissionLimits(**{"steps": 2, **bounds})
+    door = AdmissionController(TieredQueue(tiers), LeastCostPolicy(PrefixIndex()), limits)
     return RequestQueue(door, lambda: views, clock or Clock(100.0))
 
 
@@ -54,8 +50,7 @@ async def test_who_finds_room_does_not_wait_and_others_go_when_there_is_some() -
     assert not tasks[1].done()
     views[0].in_flight_tokens = 0
     door.update()
-    assert (await tasks[1]).replica_id == "a"
-    assert len(door) == 0
+    assert ((await tasks[1]).replica_id, len(door)) == ("a", 0)
 
 
 async def test_a_refusal_says_when_to_come_back() -> None:
@@ -74,9 +69,7 @@ async def test_a_refusal_says_when_to_come_back() -> None:
 async def test_the_queue_alone_is_enough_to_refuse_before_anything_is_known_of_a_prompt() -> None:
     door = admission([view("a", waiting_tokens=500)])
     door.check(ticket("x", tokens=0, arrived=100.0, tier="interactive"))
-    tasks = [waiting(door, "x", "interactive")]
-    for _ in range(200):
-        tasks.append(waiting(door, "x", "batch"))
+    tasks = [waiting(door, "x", tier) for tier in ("interactive", *["batch"] * 200)]
     await all_wait()
     door.check(ticket("x", tokens=0, arrived=100.0, tier="interactive"))
     with pytest.raises(UnavailableError):
@@ -94,8 +87,7 @@ async def test_who_leaves_is_not_waited_for() -> None:
     await all_wait()
     views[0].waiting_tokens = 0
     door.update()
-    assert (await tasks[1]).replica_id == "a"
-    assert (len(door), views[0].in_flight) == (0, 1)
+    assert ((await tasks[1]).replica_id, len(door), views[0].in_flight) == ("a", 0, 1)
 
 
 async def test_who_leaves_just_when_it_is_its_turn_takes_no_room() -> None:
@@ -113,12 +105,9 @@ async def test_who_leaves_just_when_it_is_its_turn_takes_no_room() -> None:
 
 async def test_who_was_let_in_and_waits_too_long_after_all_is_refused() -> None:
     door = admission([view("a", waiting_tokens=500)])
-    due = {"deadline": 100.1, "client_deadline": 100.1}
-    task = asyncio.create_task(door.enter(ticket("x", arrived=100.0, tier="batch", **due)))
     with pytest.raises(ClientDeadlineError) as refused:
-        await task
-    assert refused.value.code == "overloaded"
-    assert (len(door), len(door.controller.queue)) == (0, 0)
+        await door.enter(ticket("x", arrived=100.0, tier="batch", deadline=100.1, client_deadline=100.1))
+    assert (refused.value.code, len(door), len(door.controller.queue)) == ("overloaded", 0, 0)
 
 
 async def test_without_a_replica_that_takes_it_nobody_waits() -> None:
@@ -164,7 +153,7 @@ async def test_a_client_may_say_when_its_first_token_is_due_and_some_on_whose_be
     assert await hinted(plain, **headers) == SchedulingParams("acme", "gold", 5.0, 5.25)
     turn = await hinted(Caller(share="acme/key", scopes=frozenset({"inference", "fairness"})), **headers)
     assert turn.tenant == "acme/customer-7"
-    assert create_queued_request(turn, RoutingRequest(3), held_bytes=9).deadline == 5.25
+    assert request_queue.create_queued_request(turn, RoutingRequest(3), held_bytes=9).deadline == 5.25
 
 
 @pytest.mark.parametrize("value", ["", "soon", "-1", "0", "nan", "inf"])

@@ -64,10 +64,8 @@ async def busy(client: httpx.AsyncClient) -> asyncio.Task[np.ndarray]:
 
 async def test_servers_that_die_or_hang_cost_no_vector(servers: list[Serve]) -> None:
     dies, hangs, stays = servers
-    settings = GatewaySettings(
-        replicas=[one.address for one in servers], refresh="0.5s", timeouts={"connect": "1.0s", "idle": "20.0s"}
-    )
-    async with serving(settings) as (client, _):
+    timeouts, replicas = {"connect": "1.0s", "idle": "20.0s"}, [one.address for one in servers]
+    async with serving(GatewaySettings(replicas=replicas, refresh="0.5s", timeouts=timeouts)) as (client, _):
         await become(client, "ready", "ready", "ready")
         right = await embed(client)
         np.testing.assert_allclose(np.linalg.norm(right, axis=1), 1, atol=1e-5)

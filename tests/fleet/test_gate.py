@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -18,14 +19,12 @@ from llmops.gateway.routing.placement.prefix_index import PrefixIndex
 from tests.fleet.views import ticket, view, wanted
 
 STEPS = AdmissionLimits(steps=2)
-TIERS = [PriorityTier("interactive", max_wait=1.0), PriorityTier("batch", max_wait=600.0)]
+TIERS = (PriorityTier("interactive", max_wait=1.0), PriorityTier("batch", max_wait=600.0))
 
 
-def gate(
-    bounds: AdmissionLimits | None = None, seed: int = 0, tiers: list[PriorityTier] | None = None
-) -> AdmissionController:
+def gate(bounds: AdmissionLimits = STEPS, seed: int = 0, tiers: Sequence[PriorityTier] = TIERS) -> AdmissionController:
     rng = random.Random(seed)
-    return AdmissionController(TieredQueue(tiers or TIERS), LeastCostPolicy(PrefixIndex(), rng), bounds or STEPS, rng)
+    return AdmissionController(TieredQueue(tiers), LeastCostPolicy(PrefixIndex(), rng), bounds, rng)
 
 
 def wait_in(one: AdmissionController, views: list[ReplicaView], *tickets: QueuedRequest, now: float = 0.0) -> None:
@@ -47,10 +46,8 @@ def test_an_engine_is_sent_two_steps_worth_and_not_more() -> None:
     for number in range(4):
         assert door.try_dispatch(ticket(str(number), tokens=100), views, 0.0) == 0
     late = ticket("late", tokens=1)
-    assert door.try_dispatch(late, views, 0.0) is None
-    assert views[0].in_flight_tokens == 400
-    assert late.home == "a"
-    door.push(late, views, 0.0)
+    wait_in(door, views, late)
+    assert (views[0].in_flight_tokens, late.home) == (400, "a")
     assert placed(door, views) == []
     # the replica says that it has them, and has begun with one
     views[0].in_flight, views[0].in_flight_tokens, views[0].running, views[0].waiting_tokens = 0, 0, 1, 300
@@ -114,8 +111,7 @@ def test_a_replica_whose_steps_are_too_long_for_its_answers_gets_no_more() -> No
     assert placed(door, views) == []
     # the mean of some seconds counts
     views[0].step_seconds = 0.040
-    assert placed(door, views, 0.05) == []
-    assert placed(door, views, 4.1) == [("x", "a")]
+    assert [placed(door, views, now) for now in (0.05, 4.1)] == [[], [("x", "a")]]
     # what an idle one once took is no reason
     assert door.try_dispatch(ticket("x"), [view("b", step_seconds=0.2)], 0.0) == 0
 
@@ -134,8 +130,7 @@ def test_one_whose_prefix_is_cached_waits_for_it_as_long_as_reading_it_again_wou
     door.policy.sent(long, views[0])
     views[0].waiting_tokens = 401
     wait_in(door, views, QueuedRequest("x", long, 0.0))
-    assert placed(door, views, 0.079) == []
-    assert placed(door, views, 0.081) == [("x", "b")]
+    assert [placed(door, views, now) for now in (0.079, 0.081)] == [[], [("x", "b")]]
 
 
 def test_who_waits_for_its_prefix_is_not_in_the_way_of_others() -> None:
@@ -237,8 +232,7 @@ def test_who_ignores_retry_after_keeps_no_other_away() -> None:
 def test_a_full_queue_takes_the_place_of_whoever_has_most() -> None:
     door, views = gate(AdmissionLimits(entries=10, bytes=1000)), [view("a", waiting_tokens=1000)]
     flood = [ticket("flood", arrived=float(number), tier="interactive", bytes=50) for number in range(10)]
-    for one in flood:
-        assert door.push(one, views, 0.0) == []
+    assert [door.push(one, views, 0.0) for one in flood] == [[]] * 10
     assert door.push(again := ticket("flood", tier="interactive"), views, 0.0) == [again]
     assert door.push(ticket("new", tier="interactive"), views, 0.0) == [flood[9]]
     assert door.push(batch := ticket("batch", tier="batch"), views, 0.0) == [batch]
@@ -282,15 +276,13 @@ def test_a_ramp_begins_with_one_request_and_ends_after_a_few_seconds_whatever_wa
     ramps.record_sent(one, 1e6)
     assert not ramps.allows(one, 10.0)
     # 0.1 x 1.5^t is 1 after 5.68 s
-    assert not ramps.allows(one, 15.67)
-    assert ramps.allows(one, 15.69)
+    assert [ramps.allows(one, now) for now in (15.67, 15.69)] == [False, True]
 
 
 def test_a_replica_that_was_there_before_the_gateway_is_used_at_once() -> None:
     door, views = gate(), [view("a")]
     door.update_views(views, 0.0)
-    assert door.try_dispatch(ticket("x", tokens=300), views, 0.0) == 0
-    assert door.try_dispatch(ticket("x", tokens=300), views, 0.0) == 0
+    assert [door.try_dispatch(ticket("x", tokens=300), views, 0.0) for _ in range(2)] == [0, 0]
 
 
 def test_the_lowest_tiers_youngest_gives_way_when_the_cache_is_full() -> None:
@@ -307,8 +299,7 @@ def test_what_did_not_go_is_not_charged() -> None:
     door, views = gate(), [view("a")]
     # its own prompt counts as cached there as soon as it is sent
     one = QueuedRequest("x", wanted(range(100)), 0.0)
-    assert door.try_dispatch(one, views, 0.0) == 0
-    assert (views[0].in_flight, views[0].in_flight_tokens) == (1, 100)
+    assert (door.try_dispatch(one, views, 0.0), views[0].in_flight, views[0].in_flight_tokens) == (0, 1, 100)
     door.undo_dispatch(one, views[0])
     assert (views[0].in_flight, views[0].in_flight_tokens) == (0, 0)
     assert (door.queue.tier(one).name, door.queue._tier_queue(one).queue.counter("x")) == ("batch", 0)
@@ -328,10 +319,8 @@ def test_no_replica_with_room_stays_idle_while_somebody_waits(data: st.DataObjec
             one = data.draw(st.sampled_from(views))
             one.running, one.in_flight, one.in_flight_tokens = data.draw(st.integers(0, one.max_batch_size)), 0, 0
         placed(door, views, now)
-        if door.queue:
-            assert all(
-                each.in_flight_tokens >= 400 or each.running + each.in_flight >= each.max_batch_size for each in views
-            )
+        for one in views if door.queue else []:
+            assert one.in_flight_tokens >= 400 or one.running + one.in_flight >= one.max_batch_size
 
 
 def test_the_rate_at_which_a_queue_drains_is_what_left_it_while_there_was_one() -> None:

@@ -73,8 +73,7 @@ def test_draining_is_what_it_says_itself() -> None:
 def test_a_gateway_that_was_held_up_suspects_nobody_for_it() -> None:
     health = speaking()
     health.record_report(0.0, draining=False)
-    assert health.update(0.25) == "ready"
-    assert health.update(60.0) == "ready"
+    assert [health.update(now) for now in (0.25, 60.0)] == ["ready", "ready"]
     assert looked(health, 60.25, 60.0 + SUSPECT_TIMEOUT + 0.5) == "suspect"
 
 
@@ -106,9 +105,8 @@ async def test_answers_stay_with_a_silent_replica_until_another_is_ready() -> No
     card = replace(CARD, state=True)
     transport = StepStreamTransport(lambda: engine, "tiny-tensorrt_llm", card)
     model = SimpleNamespace(name="tiny", card=card, engine=transport)
-    replica = Replica(
-        "r", model, LeastCostPolicy(), lambda: None, has_alternative=lambda: bool(others), clock=lambda: now[0]
-    )
+    options = {"has_alternative": lambda: bool(others), "clock": lambda: now[0]}
+    replica = Replica("r", model, LeastCostPolicy(), lambda: None, **options)
     replica.health.set_loaded(True)
     replica.start(0.3)
     await settled()
@@ -160,7 +158,6 @@ def test_a_place_is_free_when_its_answer_ends_after_the_report_of_the_step() -> 
     # the step in which both end: the engine has taken slots 0 and 1, and runs nothing
     replica.on_state(EngineState(0, 0, 0, 8, 8, 32, 0, 0, 1, 0, 0, 2))
     assert replica.view.running == 2
-    replica.release(first)
-    assert replica.view.running == 1
-    replica.release(second)
-    assert replica.view.running == 0
+    for one, left in ((first, 1), (second, 0)):
+        replica.release(one)
+        assert replica.view.running == left

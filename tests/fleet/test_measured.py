@@ -90,9 +90,7 @@ def test_steps_follow_a_batch_that_grows_and_shrinks() -> None:
 
 def test_a_request_waits_until_its_first_token_and_runs_until_it_ends() -> None:
     engine = Engine()
-    one = engine.send(300, cached=100)
-    two = engine.send(50)
-    seen = engine.view
+    one, two, seen = engine.send(300, cached=100), engine.send(50), engine.view
     assert (seen.source, seen.in_flight, seen.in_flight_tokens, seen.running) == ("measured", 2, 250, 0)
     engine.step()
     assert (seen.in_flight, seen.in_flight_tokens, seen.running) == (0, 0, 2)

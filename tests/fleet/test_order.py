@@ -152,9 +152,8 @@ def test_those_at_home_come_first_and_others_once_they_need_not_wait_for_their_o
     elsewhere, here = ticket("a", home="x", home_until=1.0), ticket("a", home="y")
     order.push(elsewhere)
     order.push(here)
-    assert order.pop(ReplicaCapacity(replica_id="y"), 0.5) is here
-    assert order.pop(ReplicaCapacity(replica_id="y"), 0.5) is None
-    assert order.pop(ReplicaCapacity(replica_id="y"), 1.0) is elsewhere
+    popped = [order.pop(ReplicaCapacity(replica_id="y"), now) for now in (0.5, 0.5, 1.0)]
+    assert popped == [here, None, elsewhere]
 
 
 def test_what_is_ahead_are_higher_tiers_and_a_fair_part_of_ones_own() -> None:
@@ -163,9 +162,8 @@ def test_what_is_ahead_are_higher_tiers_and_a_fair_part_of_ones_own() -> None:
     for tenant in "aabbbbbc":
         order.push(ticket(tenant, tokens=80, answer=10, tier="low"))
     # the higher tier, its own two, and as much of each other tenant
-    assert order.ahead(ticket("a", tier="low")) == 100 + 200 + 400
-    assert order.ahead(ticket("new", tier="low")) == 100
-    assert order.ahead(ticket("b", tier="low")) == 100 + 500 + 300
+    ahead = {tenant: order.ahead(ticket(tenant, tier="low")) for tenant in ("a", "new", "b")}
+    assert ahead == {"a": 100 + 200 + 400, "new": 100, "b": 100 + 500 + 300}
 
 
 def test_counters_of_tenants_that_left_are_not_kept_for_ever() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from unittest.mock import AsyncMock
 
 import pytest
 from hypothesis import given
@@ -12,21 +13,16 @@ from llmops.gateway.replica_address import DnsAddress, ReplicaAddress, format_ad
 from llmops.gateway.routing.discovery import ADDRESS_HOLD_TIME, MAX_ADDRESSES_PER_NAME, AddressResolver, StableAddresses
 from llmops.gateway.settings import GatewaySettings, load_settings
 
+MOCK = "127.0.0.1:8001", "mock-3-tensorrt_llm"
+REPLICAS = {one: (one,) for one in ("10.0.0.1:8001", "[::1]:8001")}
+REPLICAS |= {"/".join(MOCK): MOCK, f"mock={'/'.join(MOCK)}": (*MOCK, "mock")}
 
-@pytest.mark.parametrize(
-    ("text", "meant"),
-    [
-        ("10.0.0.1:8001", ReplicaAddress("10.0.0.1:8001")),
-        ("[::1]:8001", ReplicaAddress("[::1]:8001")),
-        ("dns:llama-leaders:8001", DnsAddress("llama-leaders", 8001)),
-        ("127.0.0.1:8001/mock-3-tensorrt_llm", ReplicaAddress("127.0.0.1:8001", "mock-3-tensorrt_llm")),
-        ("mock=127.0.0.1:8001/mock-3-tensorrt_llm", ReplicaAddress("127.0.0.1:8001", "mock-3-tensorrt_llm", "mock")),
-    ],
-)
-def test_what_a_replica_is_written_as(text: str, meant: ReplicaAddress | DnsAddress) -> None:
-    assert parse_replica(text) == meant
-    if isinstance(meant, ReplicaAddress):
-        assert format_address(meant) == text
+
+@pytest.mark.parametrize("text", REPLICAS)
+def test_what_a_replica_is_written_as(text: str) -> None:
+    meant = ReplicaAddress(*REPLICAS[text])
+    assert (parse_replica(text), format_address(meant)) == (meant, text)
+    assert parse_replica("dns:llama-leaders:8001") == DnsAddress("llama-leaders", 8001)
 
 
 @pytest.mark.parametrize(
@@ -48,11 +44,10 @@ def test_flags_and_environment_say_several_with_commas(monkeypatch) -> None:
 
 def test_an_address_leaves_only_when_it_was_missing_for_long() -> None:
     damped = StableAddresses()
-    assert damped.update(["a", "b"], 0.0) == ["a", "b"]
-    assert damped.update(["b", "c"], 1.0) == ["a", "b", "c"]
-    assert damped.update([], ADDRESS_HOLD_TIME * 10) == ["a", "b", "c"], "an empty answer says nothing"
-    assert damped.update(["c"], ADDRESS_HOLD_TIME) == ["b", "c"]
-    assert damped.update(["c"], ADDRESS_HOLD_TIME + 1) == ["c"]
+    # an empty answer says nothing
+    answers = [("ab", 0.0, "ab"), ("bc", 1.0, "abc"), ("", ADDRESS_HOLD_TIME * 10, "abc")]
+    for answer, now, found in (*answers, ("c", ADDRESS_HOLD_TIME, "bc"), ("c", ADDRESS_HOLD_TIME + 1, "c")):
+        assert damped.update([*answer], now) == [*found]
 
 
 @given(st.lists(st.lists(st.integers(0, 2000), max_size=40), max_size=60))
@@ -66,13 +61,7 @@ def test_answers_that_change_each_second_stay_bounded(answers: list[list[int]]) 
 
 async def test_dns_that_fails_leaves_the_last_known_and_says_so_once(caplog) -> None:
     answers: list = [["10.0.0.1:8001", "10.0.0.2:8001"], OSError("no such name"), [], ["10.0.0.2:8001"]]
-
-    async def resolve(host: str, port: int) -> list[str]:
-        answer = answers.pop(0)
-        if isinstance(answer, OSError):
-            raise answer
-        return answer
-
+    resolve = AsyncMock(side_effect=answers)
     places = AddressResolver([ReplicaAddress("c:1"), ReplicaAddress("c:1"), DnsAddress("llama", 8001)], resolve)
     first = [ReplicaAddress("c:1"), ReplicaAddress("10.0.0.1:8001"), ReplicaAddress("10.0.0.2:8001")]
     with caplog.at_level(logging.WARNING):
@@ -88,9 +77,7 @@ async def test_dns_that_never_answers_holds_up_nobody(monkeypatch) -> None:
     monkeypatch.setattr("llmops.gateway.routing.discovery.DNS_TIMEOUT", 0.01)
 
     async def hang(host: str, port: int) -> list[str]:
-        await asyncio.sleep(3600)
-        return []
+        return await asyncio.sleep(3600, [])
 
-    assert await AddressResolver([ReplicaAddress("c:1"), DnsAddress("llama", 8001)], hang).find() == [
-        ReplicaAddress("c:1")
-    ]
+    places = AddressResolver([ReplicaAddress("c:1"), DnsAddress("llama", 8001)], hang)
+    assert await places.find() == [ReplicaAddress("c:1")]

@@ -99,8 +99,6 @@ def test_of_a_replica_that_does_not_report_the_blocks_that_were_used_last_are_kn
     index.store("a", [1, 2])
     # the end of a prompt is given up before its beginning, and what is used again stays
     index.store("a", [8])
-    assert names(index, [1, 2, 3]) == [(3, ["b"]), (2, ["a"])]
-    assert names(index, [7]) == [(1, ["a"])]
+    assert (names(index, [1, 2, 3]), names(index, [7])) == ([(3, ["b"]), (2, ["a"])], [(1, ["a"])])
     index.limit("a", 1)
-    assert names(index, [8]) == [(1, ["a"])]
-    assert names(index, [1]) == [(1, ["b"])]
+    assert (names(index, [8]), names(index, [1])) == ([(1, ["a"])], [(1, ["b"])])

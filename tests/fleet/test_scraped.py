@@ -36,9 +36,7 @@ def replica(server: str, clock: Clock) -> Replica:
     return Replica(f"{server}:8001", model, LeastCostPolicy(), lambda: None, clock=clock)
 
 
-async def test_gauges_add_others_requests_and_stay_for_two_seconds_while_they_cannot_be_read(
-    monkeypatch, caplog
-) -> None:
+async def test_gauges_add_others_requests_and_stay_for_two_seconds_while_they_cannot_be_read(monkeypatch, caplog):
     monkeypatch.setattr(gauge_scraper, "MAX_PAGE_BYTES", 2 * len(TEXT))
     clock = Clock(100.0)
     one = replica("127.0.0.1", clock)

@@ -48,8 +48,7 @@ def test_a_conversation_leaves_the_candidate_only_when_its_weight_falls(conversa
 
 
 def test_pins_win_over_weights_and_other_models_have_no_version():
-    assert split(0).choose("llama", "any", "key-7") == "v2"
-    assert split(0).choose("llama", "any", "key-8") == "v1"
+    assert [split(0).choose("llama", "any", key) for key in ("key-7", "key-8")] == ["v2", "v1"]
     assert split(50).choose("mistral", "any") == ""
 
 
@@ -114,17 +113,14 @@ async def test_versions_in_front_of_triton(two: Engines, store: Store, tmp_path:
     first, second = two.replicas
     old = ModelVersion("mock", "v1", weight=100, created_at=datetime(2026, 1, 1, tzinfo=UTC))
     new = ModelVersion("mock", "v2", replicas=[second], created_at=datetime(2026, 1, 2, tzinfo=UTC))
-    settings = GatewaySettings(
-        replicas=[first], store=str(store.location.url), open=True, usage={"outbox": tmp_path / "outbox"}
-    )
+    outbox = {"outbox": tmp_path / "outbox"}
+    settings = GatewaySettings(replicas=[first], store=str(store.location.url), open=True, usage=outbox)
     async with serving(settings) as (client, _):
-
-        async def states() -> dict[str, str]:
-            return {one["version"]: one["state"] for one in await replica_lines(client, "mock")}
 
         async def becomes(wanted: set[str]) -> None:
             async def holds() -> bool:
-                return {version for version, state in (await states()).items() if state == "ready"} == wanted
+                lines = await replica_lines(client, "mock")
+                return {one["version"] for one in lines if one["state"] == "ready"} == wanted
 
             await eventually(holds)
 
@@ -144,10 +140,9 @@ async def test_versions_in_front_of_triton(two: Engines, store: Store, tmp_path:
         # the canary's replicas are not there any longer: each request gets the older version
         await put(store, replace(old, weight=1), replace(new, weight=99, replicas=["127.0.0.1:9"]))
         await answers({"v1"})
-        await put(store, replace(old, weight=0), replace(new, weight=100))
-        await answers({"v2"})
-        await put(store, replace(old, weight=0, state=RETIRED), replace(new, weight=100))
-        await answers({"v2"})
+        for gone in (replace(old, weight=0), replace(old, weight=0, state=RETIRED)):
+            await put(store, gone, replace(new, weight=100))
+            await answers({"v2"})
         await becomes({"v2"})
     async with store.read() as connection:
         batches = await read_outcomes(connection, "mock", BY.at)

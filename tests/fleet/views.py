@@ -21,9 +21,7 @@ def wanted(ids: Sequence[int], **fields: Any) -> RoutingRequest:
     return RoutingRequest(len(ids), struct.pack(f"<{len(ids)}i", *ids), **{"answer": 10, **fields})
 
 
-def ticket(
-    tenant: str = "a", tokens: int = 100, answer: int = 10, arrived: float = 0.0, **fields: Any
-) -> QueuedRequest:
+def ticket(tenant: str = "a", tokens: int = 100, answer: int = 10, arrived: float = 0, **fields: Any) -> QueuedRequest:
     return QueuedRequest(tenant, RoutingRequest(tokens, answer=answer, hashes=()), arrived, **fields)
 
 
