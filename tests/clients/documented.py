@@ -1,6 +1,7 @@
 """The commands of README and docs, and bash scripts that run those of a page."""
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,12 +67,6 @@ def script_of(page: Path, changes: Mapping[str, str]) -> str:
         for command, fails in block.commands():
             for old, new in changes.items():
                 command = re.sub(old, new, command)
-            lines.append(f"echo {_quoted('$ ' + command)}")
-            lines.append(
-                f"if {command}\nthen echo 'it succeeded, the page shows an error'; exit 1; fi" if fails else command
-            )
+            refused = f"if {command}\nthen echo 'it succeeded, the page shows an error'; exit 1; fi"
+            lines += [f"echo {shlex.quote('$ ' + command)}", refused if fails else command]
     return "\n".join(lines)
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"

@@ -18,12 +18,9 @@ READY = re.compile(r"listens on http|^Ready(\.| after) ", re.M)
 
 def main(arguments: list[str]) -> int:
     ports = json.loads(os.environ["DOCS_PORTS"])
-    options = {
-        "gateway": {"--port": "9000"},
-        "up": {"--port": "9000"},
-        "control": {"--port": "9100"},
-        "serve": {"--grpc-port": "8001", "--metrics-port": "8002", "--http-port": "8000"},
-    }.get(arguments[0])
+    serve = {"--grpc-port": "8001", "--metrics-port": "8002", "--http-port": "8000"}
+    front, control = {"--port": "9000"}, {"--port": "9100"}
+    options = {"gateway": front, "up": front, "control": control, "serve": serve}.get(arguments[0])
     file, _, address = os.environ["DOCS_FORKS"].partition(",")
     forks = importlib.util.spec_from_file_location("forked_cli", file)
     module = importlib.util.module_from_spec(forks)

@@ -67,9 +67,8 @@ def recorded_gateway(triton: str, model: str, **settings: Any) -> Iterator[tuple
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     settings = GatewaySettings(triton=triton, **settings)
     app = create_app(settings)
-    recording = Recording(app)
     config = uvicorn_config(app, settings)
-    config.app = recording
+    config.app = recording = Recording(app)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()

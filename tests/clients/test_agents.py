@@ -93,9 +93,8 @@ def test_codex_edits_a_file(played):
     bodies = [one.body for one in exchanges]
     for body, one in zip(bodies, exchanges, strict=True):
         assert (body["model"], body["stream"], body["store"]) == ("mock", True, False)
-        assert one.headers["x-llmops-warnings"] == (
-            "The tool 'web_search' was not offered to the model, because the gateway runs no tools itself."
-        )
+        warning = "The tool 'web_search' was not offered to the model, because the gateway runs no tools itself."
+        assert one.headers["x-llmops-warnings"] == warning
         assert one.headers["x-llmops-ignored"] == "client_metadata, include, reasoning.summary"
     kinds = {tool.get("name", tool["type"]): tool["type"] for tool in bodies[0]["tools"]}
     assert (kinds["exec_command"], kinds["multi_agent_v1"]) == ("function", "namespace")
@@ -125,11 +124,8 @@ def test_codex_edits_a_file(played):
         assert [(tool["name"], tool["description"], tool["parameters"]) for tool in tools_of(prompt)] == flat
     outputs = [item["output"] for item in grown[-1] if item["type"] == "function_call_output"]
     said = [step.answer for step in agent.steps[::-1]]
-    parts = [
-        f"\nassistant\n{one}\nuser\n<tool_response>\n{two}\n</tool_response>"
-        for one, two in zip(said, outputs, strict=False)
-    ]
-    assert conversation(prompts[-1]) == TASK + "".join(parts) + "\nassistant\n"
+    form = "\nassistant\n{}\nuser\n<tool_response>\n{}\n</tool_response>".format
+    assert conversation(prompts[-1]) == TASK + "".join(map(form, said, outputs)) + "\nassistant\n"
 
 
 def test_claude_code_edits_a_file(played):
@@ -164,11 +160,9 @@ def test_claude_code_edits_a_file(played):
         assert offered == [(tool["name"], tool["description"], shown(tool["input_schema"])) for tool in body["tools"]]
     results = [block["content"] for block in blocks if block["type"] == "tool_result"]
     written = [json.dumps({"name": one["name"], "arguments": one["input"]}) for one in calls]
-    parts = [
-        f"assistant\n<tool_call>\n{one}\n</tool_call>\nuser\n<tool_response>\n{two}\n</tool_response>\n"
-        for one, two in zip(written, results, strict=True)
-    ]
-    assert conversation(prompts[-1]).endswith("".join(parts) + "assistant\n")
+    form = "assistant\n<tool_call>\n{}\n</tool_call>\nuser\n<tool_response>\n{}\n</tool_response>\n".format
+    assert len(written) == len(results)
+    assert conversation(prompts[-1]).endswith("".join(map(form, written, results)) + "assistant\n")
 
 
 def texts_of(body):

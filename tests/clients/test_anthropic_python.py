@@ -4,19 +4,11 @@ import anthropic
 import httpx
 import pytest
 
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+from tests.clients.test_openai_python import PARAMETERS, QUESTION
+
 SYSTEM = "You answer in one short sentence."
 GREEDY = {"temperature": 0}
-WEATHER = {
-    "name": "get_weather",
-    "description": "The weather in a city.",
-    "input_schema": {
-        "type": "object",
-        "properties": {"city": {"type": "string", "maxLength": 20}, "unit": {"enum": ["c", "f"]}},
-        "required": ["city", "unit"],
-        "additionalProperties": False,
-    },
-}
+WEATHER = {"name": "get_weather", "description": "The weather in a city.", "input_schema": PARAMETERS}
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,8 @@ from pydantic import BaseModel, Field
 from tests.support.waiting import wait_until
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
-PARAMETERS = {
-    "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 20}, "unit": {"enum": ["c", "f"]}},
-    "required": ["city", "unit"],
-    "additionalProperties": False,
-}
+PLACE = {"city": {"type": "string", "maxLength": 20}, "unit": {"enum": ["c", "f"]}}
+PARAMETERS = {"type": "object", "properties": PLACE, "required": [*PLACE], "additionalProperties": False}
 WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}
 NOW = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
 
@@ -67,10 +63,10 @@ def test_a_background_stream_is_taken_up_again(client):
     assert list(client.responses.retrieve(name, stream=True)) == seen
 
 
-@pytest.mark.parametrize(
-    ("choice", "reason"),
-    [("required", "tool_calls"), ({"type": "function", "function": {"name": "get_weather"}}, "stop")],
-)
+CHOSEN = {"type": "function", "function": {"name": "get_weather"}}
+
+
+@pytest.mark.parametrize(("choice", "reason"), [("required", "tool_calls"), (CHOSEN, "stop")])
 def test_forced_calls(client, choice, reason):
     answer = ask(client, tools=[WEATHER, NOW], tool_choice=choice, max_tokens=120).choices[0]
     assert answer.finish_reason == reason
@@ -135,9 +131,8 @@ def test_response_events(client):
 
 
 def test_response_helpers(client):
-    with client.responses.stream(
-        model="smollm2", input="Is Paris a capital?", text_format=City, temperature=0, max_output_tokens=80
-    ) as stream:
+    asked = {"model": "smollm2", "input": "Is Paris a capital?", "temperature": 0, "max_output_tokens": 80}
+    with client.responses.stream(**asked, text_format=City) as stream:
         for _ in stream:
             pass
         assert isinstance(stream.get_final_response().output_parsed, City)
@@ -157,17 +152,16 @@ def test_function_calls_in_a_response(client):
     tool = {"type": "function", "name": "get_weather", "parameters": PARAMETERS, "strict": True}
     first = respond(client, tools=[tool], tool_choice="required", max_output_tokens=120)
     call = first.output[0]
-    assert call.type == "function_call"
-    assert set(json.loads(call.arguments)) == {"city", "unit"}
+    assert (call.type, set(json.loads(call.arguments))) == ("function_call", {"city", "unit"})
     outputs = [{"type": "function_call_output", "call_id": one.call_id, "output": "sunny"} for one in first.output]
     assert respond(client, input=outputs, previous_response_id=first.id, tools=[tool], tool_choice="none").output_text
 
 
 def test_background_and_cancel(client, base_url):
     running = respond(client, background=True, max_output_tokens=4000, extra_body={"ignore_eos": True})
-    assert client.responses.retrieve(running.id).status == "in_progress"
-    assert client.responses.cancel(running.id).status == "cancelled"
-    assert client.responses.retrieve(running.id).status == "cancelled"
+    retrieve, cancel = client.responses.retrieve, client.responses.cancel
+    seen = [act(running.id).status for act in (retrieve, cancel, retrieve)]
+    assert seen == ["in_progress", "cancelled", "cancelled"]
     with pytest.raises(openai.BadRequestError):
         client.responses.cancel(running.id)
 

@@ -7,13 +7,8 @@ import pytest
 cohere = pytest.importorskip("cohere")
 
 QUERY = "What is the capital of France?"
-DOCUMENTS = [
-    "Bananas are rich in potassium.",
-    "Paris is the capital of France.",
-    "The capital of Brazil is Brasília.",
-    "",
-    "France borders Spain, Italy and Germany. " * 80,
-]
+DOCUMENTS = ["Bananas are rich in potassium.", "Paris is the capital of France."]
+DOCUMENTS += ["The capital of Brazil is Brasília.", "", "France borders Spain, Italy and Germany. " * 80]
 
 
 @pytest.fixture
@@ -95,7 +90,7 @@ def test_documents_are_cut_where_they_are_asked_to_be(root):
     from llmops.gateway.text.tokenizer import TextTokenizer
 
     tokenizer = TextTokenizer(open_encoder("minilm").path)
-    expected = len(tokenizer.encode(QUERY)) + sum([2 if one else 0 for one in DOCUMENTS]) + 2 * len(DOCUMENTS)
+    expected = len(tokenizer.encode(QUERY)) + sum(2 for one in DOCUMENTS if one) + 2 * len(DOCUMENTS)
     assert post(root, max_tokens_per_doc=2).json()["usage"]["total_tokens"] == expected
     one_word = post(root, max_tokens_per_doc=2, documents=["Paris is far away", "Paris is"]).json()["results"]
     assert one_word[0]["relevance_score"] == pytest.approx(one_word[1]["relevance_score"], abs=1e-6)

@@ -30,11 +30,11 @@ from tests.support.told_answers import ToldAnswers
 from tests.support.waiting import GENEROUS, eventually
 
 LEASE = 1.0
+Ask = Callable[[int], ResumingReader]
+Expected = Callable[[ResumingReader, httpx.AsyncClient], Awaitable[str] | str]
 
 
-async def kill_under(
-    gateways: Sequence[ForkedGateway], readers: Sequence[ResumingReader], began: int = 3
-) -> list[float]:
+async def kill_under(gateways: Sequence[ForkedGateway], readers: Sequence[ResumingReader]) -> list[float]:
     """Kill the first gateway while it has all streams, and read them on. Returns the seconds until each goes on."""
     killed = asyncio.Event()
     times: list[float] = []
@@ -42,7 +42,7 @@ async def kill_under(
 
     async def read(reader: ResumingReader) -> None:
         nonlocal waiting
-        await reader.read(gateways[0].client, began)
+        await reader.read(gateways[0].client, 3)
         waiting -= 1
         try:
             await reader.read(gateways[0].client)
@@ -83,27 +83,15 @@ async def billed(url: str, run_ids: set[str]) -> dict[str, list[tuple[int, str]]
 
 
 async def kill_rounds(
-    folder: Path,
-    triton: str,
-    valkey: str,
-    rounds: int,
-    ask: Callable[[int], ResumingReader],
-    expected: Callable[[ResumingReader, httpx.AsyncClient], Awaitable[str] | str],
-    streams: int = 32,
+    folder: Path, triton: str, valkey: str, rounds: int, ask: Ask, expected: Expected, streams: int = 32
 ) -> list[float]:
     """Kill a gateway `rounds` times under `streams` streams each.
 
     Raises AssertionError if a text or a bill is wrong. Returns the seconds from the kills until the streams went on.
     """
     url = f"sqlite:///{folder}/store.db"
-    settings: dict[str, Any] = {
-        "triton": triton,
-        "store": url,
-        "open": True,
-        "redis": valkey,
-        "usage": {"outbox": str(folder / "usage")},
-        "resume": {"lease": f"{LEASE}s"},
-    }
+    settings: dict[str, Any] = {"triton": triton, "store": url, "open": True, "redis": valkey}
+    settings |= {"usage": {"outbox": str(folder / "usage")}, "resume": {"lease": f"{LEASE}s"}}
     gateways = [ForkedGateway(**settings) for _ in range(2)]
     asked: list[ResumingReader] = []
     times: list[float] = []
@@ -167,9 +155,7 @@ async def mock_rounds(
 
     try:
         with Valkey() as valkey:
-            return await kill_rounds(
-                folder, f"127.0.0.1:{told.triton.port}", valkey.url, rounds, ask, expected, streams
-            )
+            return await kill_rounds(folder, told.triton.address, valkey.url, rounds, ask, expected, streams)
     finally:
         await told.triton.stop()
 

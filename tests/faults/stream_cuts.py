@@ -37,39 +37,30 @@ async def cut_streams(folder: Path, streams: int, tokens: int = 120, seed: int =
     await told.triton.start()
     began = time.monotonic()
     with Valkey() as valkey:
-        settings = {"triton": f"127.0.0.1:{told.triton.port}", "store": f"sqlite:///{folder}/store.db", "open": True}
+        settings = {"triton": told.triton.address, "store": f"sqlite:///{folder}/store.db", "open": True}
         gateways = [ForkedGateway(**settings, redis=valkey.url) for _ in range(2)]
         try:
             for one in gateways:
                 await one.ready()
                 await eventually(partial(store_is_open, one))
             async with AsyncExitStack() as stack:
-                proxies = [
-                    await stack.enter_async_context(
-                        TcpProxy(f"127.0.0.1:{one.client.base_url.port}", lambda: chance.randint(*CUT_AFTER))
-                    )
-                    for one in gateways
-                ]
+                made = [TcpProxy(f"127.0.0.1:{one.port}", lambda: chance.randint(*CUT_AFTER)) for one in gateways]
+                proxies = [await stack.enter_async_context(one) for one in made]
                 # without a pool: each request has a connection of its own
                 limits = httpx.Limits(max_keepalive_connections=0)
-                clients = [
-                    await stack.enter_async_context(httpx.AsyncClient(base_url=f"http://{one.address}", limits=limits))
-                    for one in proxies
-                ]
-
+                clients = [httpx.AsyncClient(base_url=f"http://{one.address}", limits=limits) for one in proxies]
+                for client in clients:
+                    await stack.enter_async_context(client)
                 turns = asyncio.Semaphore(AT_ONCE)
-
-                async def read_in_turn(number: int) -> None:
-                    async with turns:
-                        await read(number)
 
                 async def read(number: int) -> None:
                     question, at = f"Number {number}?", chance.randrange(2)
                     reader = _reader(number, question)
-                    while reader.ended is None:
-                        with suppress(httpx.TransportError):
-                            await reader.read(clients[at])
-                        at = 1 - at
+                    async with turns:
+                        while reader.ended is None:
+                            with suppress(httpx.TransportError):
+                                await reader.read(clients[at])
+                            at = 1 - at
                     whole = _reader(number, question)
                     whole.run = reader.run
                     await whole.whole(gateways[at].client)
@@ -78,7 +69,7 @@ async def cut_streams(folder: Path, streams: int, tokens: int = 120, seed: int =
                     hidden = 404 if isinstance(reader, BackgroundReader) else 410
                     assert (await gateways[at].client.get(url, headers=key)).status_code == hidden, url
 
-                await asyncio.gather(*map(read_in_turn, range(streams)))
+                await asyncio.gather(*map(read, range(streams)))
         finally:
             for one in gateways:
                 await one.close()

@@ -13,13 +13,8 @@ from tests.faults.alerts.stack import watched
 def main(engine: Path) -> None:
     """ENGINE is any engine folder; only its tokenizer is used."""
     with watched(engine) as stack:
-        steps = {
-            "all is well": stack.settle,
-            "faults planted": stack.plant,
-            "faults mended": stack.settle,
-            "Triton killed": stack.lose_triton,
-        }
-        for what, step in steps.items():
+        steps = [("all is well", stack.settle), ("faults planted", stack.plant), ("faults mended", stack.settle)]
+        for what, step in (*steps, ("Triton killed", stack.lose_triton)):
             begun = time.monotonic()
             step()
             firing = ", ".join(sorted(stack.prometheus.firing())) or "nothing"

@@ -35,15 +35,8 @@ PLAYED = {
 }
 SERVER_LOST = "GpuNodeFailure"
 # the alerts that fire while Triton runs
-PLANTED = {
-    "LlmGoodputDrop",
-    "LlmTtftSpike",
-    "GpuKvCacheNearOom",
-    "LlmPrefixCacheHitRateDrop",
-    "LlmRequestAbortRateSpike",
-    "LlmQualityRegression",
-    "LlmBillingLag",
-}
+PLANTED = {"LlmGoodputDrop", "LlmTtftSpike", "GpuKvCacheNearOom", "LlmPrefixCacheHitRateDrop", "LlmBillingLag"}
+PLANTED |= {"LlmRequestAbortRateSpike", "LlmQualityRegression"}
 
 
 @dataclass
@@ -103,11 +96,8 @@ def watched(engine: Path) -> Iterator[Watched]:
         plain = {"content-type": "text/plain; version=0.0.4"}
         pages = PageServer(lambda _: Page("".join(f"{one} {told[one]}\n" for one in [*told]), headers=plain))
         other = stack.enter_context(pages)
-        targets = {
-            "llmops-gateway": [urlsplit(front.address).netloc],
-            "llmops-triton": [urlsplit(triton.metrics).netloc],
-            "told": [other.address],
-        }
+        urls = {"llmops-gateway": front.address, "llmops-triton": triton.metrics, "told": other.url}
+        targets = {name: [urlsplit(url).netloc] for name, url in urls.items()}
         looking = stack.enter_context(prometheus(targets, sorted(ALERTS.absolute().glob("*.yaml"))))
         habits = stack.enter_context(clients(front.address, MODEL, CLIENTS))
         yield Watched(looking, triton, front, habits, told, faults)

@@ -42,13 +42,9 @@ async def ask_all(
 
         async def one_by_one() -> None:
             for request in waiting:
-                body = {
-                    "model": model,
-                    "messages": [{"role": "user", "content": "Hello " * dice.randrange(1, 20)}],
-                    "max_tokens": request.tokens,
-                    "stream": True,
-                    "stream_options": {"include_usage": True},
-                }
+                messages = [{"role": "user", "content": "Hello " * dice.randrange(1, 20)}]
+                body = {"model": model, "messages": messages, "max_tokens": request.tokens, "stream": True}
+                body["stream_options"] = {"include_usage": True}
                 headers = {"authorization": f"Bearer {dice.choice(keys)}"}
                 while not request.answer_id:
                     try:

@@ -22,6 +22,7 @@ from tests.faults.chaos.stage import Stage
 
 # after the last request, without another row in the ledger; go-back-N may have to wait a few times
 STILL_SECONDS = 300.0
+Pauses = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -60,13 +61,7 @@ class Result:
 
 
 def chaos(
-    triton: str,
-    model: str,
-    requests: int,
-    at_once: int = 48,
-    pauses: tuple[float, float] = (2.0, 8.0),
-    seed: int = 0,
-    metrics: str = "",
+    triton: str, model: str, requests: int, at_once: int = 48, pauses: Pauses = (2, 8), seed: int = 0, metrics: str = ""
 ) -> Result:
     """`pauses`: the shortest and the longest between two kills, in seconds; `metrics`: Triton's page.
 

@@ -82,16 +82,11 @@ class Stage:
         for server in (self.broker, self.postgres, self.valkey):
             server.start()
         self.keys = asyncio.run(_accounts(self.postgres.url, model))
-        env = {
-            "LLMOPS_STORE": self.postgres.url,
-            "LLMOPS_KAFKA__SERVERS": self.broker.servers,
-            "LLMOPS_KAFKA__SIGNING_KEYS": secrets.token_hex(32),
-            "LLMOPS_REDIS": self.valkey.url,
-            "LLMOPS_USAGE__OUTBOX": str(self.folder / "usage"),
-        }
-        self.gateways = [Program(self.folder, ["gateway", "--triton", triton], env) for _ in range(2)]
-        kafka = {name: env[name] for name in env if name.startswith(("LLMOPS_STORE", "LLMOPS_KAFKA__"))}
-        self.control = Program(self.folder, ["control"], kafka)
+        shared = {"LLMOPS_STORE": self.postgres.url, "LLMOPS_KAFKA__SERVERS": self.broker.servers}
+        shared["LLMOPS_KAFKA__SIGNING_KEYS"] = secrets.token_hex(32)
+        own = {"LLMOPS_REDIS": self.valkey.url, "LLMOPS_USAGE__OUTBOX": str(self.folder / "usage")}
+        self.gateways = [Program(self.folder, ["gateway", "--triton", triton], shared | own) for _ in range(2)]
+        self.control = Program(self.folder, ["control"], shared)
         for program in (*self.gateways, self.control):
             program.start()
         for program in self.gateways:
@@ -102,13 +97,8 @@ class Stage:
 
         At least one of the gateways always serves.
         """
-        victims: dict[str, Sequence[Program | Server]] = {
-            "gateway": self.gateways,
-            "ledger": [self.control],
-            "broker": [self.broker],
-            "PostgreSQL": [self.postgres],
-            "Valkey": [self.valkey],
-        }
+        victims: dict[str, Sequence[Program | Server]] = {"gateway": self.gateways, "ledger": [self.control]}
+        victims |= {"broker": [self.broker], "PostgreSQL": [self.postgres], "Valkey": [self.valkey]}
         round_: list[str] = []
         while round_ or not over():
             if not round_:

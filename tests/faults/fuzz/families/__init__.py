@@ -8,6 +8,5 @@ import pkgutil
 
 from tests.faults.fuzz.base import Family
 
-FAMILIES: dict[str, Family] = {
-    module.name: importlib.import_module(f"{__name__}.{module.name}").cases for module in pkgutil.iter_modules(__path__)
-}
+NAMES = [module.name for module in pkgutil.iter_modules(__path__)]
+FAMILIES: dict[str, Family] = {name: importlib.import_module(f"{__name__}.{name}").cases for name in NAMES}

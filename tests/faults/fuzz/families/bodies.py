@@ -34,24 +34,14 @@ _ITEMS = [
 ]
 _CACHED = {"cache_control": {"type": "ephemeral"}}
 _MESSAGES_TOOL = {"name": "f", "description": "d", "input_schema": _SCHEMA, "strict": True, **_CACHED}
+_TEXT = {"type": "text", "text": "t"}
+_THOUGHTS = [{"type": "thinking", "thinking": "t", "signature": "s"}, {"type": "redacted_thinking", "data": "d"}]
+_USE = {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}}
+_RESULT = {"type": "tool_result", "tool_use_id": "c", "content": [_TEXT], "is_error": True}
 _TURNS = [
     {"role": "user", "content": [{"type": "text", "text": "hi", **_CACHED}]},
-    {
-        "role": "assistant",
-        "content": [
-            {"type": "thinking", "thinking": "t", "signature": "s"},
-            {"type": "redacted_thinking", "data": "d"},
-            {"type": "text", "text": "t"},
-            {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}},
-        ],
-    },
-    {
-        "role": "user",
-        "content": [
-            {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "t"}], "is_error": True},
-            {"type": "text", "text": "t"},
-        ],
-    },
+    {"role": "assistant", "content": [*_THOUGHTS, _TEXT, _USE]},
+    {"role": "user", "content": [_RESULT, _TEXT]},
 ]
 _MESSAGES_REQUEST = {"messages": _TURNS, "system": [{"type": "text", "text": "s", **_CACHED}], "max_tokens": 4}
 _MESSAGES_SAMPLING = {
