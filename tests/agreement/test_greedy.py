@@ -51,10 +51,8 @@ async def test_the_gateway_answers_as_transformers_does(triton, tokenizer) -> No
         done = (await client.post("/v1/completions", json=body)).json()
         return done["choices"][0]["text"], done["usage"]["completion_tokens"]
 
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=300) as client,
-    ):
+    asgi = httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=300)
+    async with app.router.lifespan_context(app), asgi as client:
         while (await client.get("/health/ready")).status_code != 200:
             await asyncio.sleep(0.05)
         results = await asyncio.gather(*(ask(client, answer) for answer in ANSWERS))
@@ -62,4 +60,4 @@ async def test_the_gateway_answers_as_transformers_does(triton, tokenizer) -> No
     print("\n".join(differing))
     assert len(differing) <= len(ANSWERS) - AT_LEAST
     counts = [len(answer["output_ids"]) for answer in ANSWERS]
-    assert len([i for i, (_, count) in enumerate(results) if count != counts[i]]) <= len(ANSWERS) - AT_LEAST
+    assert sum(count != counts[i] for i, (_, count) in enumerate(results)) <= len(ANSWERS) - AT_LEAST

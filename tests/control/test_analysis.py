@@ -10,19 +10,14 @@ from llmops.control.rollouts.analysis import Analysis, AnalysisResult, Condition
 from llmops.errors import InputError, ServerError
 from tests.support.prometheus.server import prometheus
 
+RATE = 'sum(rate(errors_total{model="m"}[5m]))'
+CONDITIONS = {"up < 1": ("up", "<", 1), f"{RATE} <= 1e-3": (RATE, "<=", 0.001), "a==1": ("a", "==", 1)}
+CONDITIONS |= {"a / (b > 0) >= bool .5": ("a / (b > 0)", ">=", 0.5), "a\n  != -2.5": ("a", "!=", -2.5)}
 
-@pytest.mark.parametrize(
-    ("text", "query", "operator", "limit"),
-    [
-        ("up < 1", "up", "<", 1),
-        ('sum(rate(errors_total{model="m"}[5m])) <= 1e-3', 'sum(rate(errors_total{model="m"}[5m]))', "<=", 0.001),
-        ("a / (b > 0) >= bool .5", "a / (b > 0)", ">=", 0.5),
-        ("a\n  != -2.5", "a", "!=", -2.5),
-        ("a==1", "a", "==", 1),
-    ],
-)
-def test_a_condition_ends_in_a_comparison(text, query, operator, limit):
-    assert Condition.parse(text) == Condition(query, operator, limit)
+
+@pytest.mark.parametrize("text", CONDITIONS)
+def test_a_condition_ends_in_a_comparison(text):
+    assert Condition.parse(text) == Condition(*CONDITIONS[text])
 
 
 @pytest.mark.parametrize("text", ["", "up", "up <", "< 1", "up < other", "up = 1", "1 < up"])

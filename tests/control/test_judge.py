@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 
@@ -18,15 +19,9 @@ def outcomes(seed: int = 1, share: float = 0.2, **canary) -> Iterator[RequestOut
     """Requests of both versions without end; `canary` changes those of the canary."""
     dice = random.Random(seed)
     while True:
-        usual = RequestOutcome(
-            "v1",
-            ok=True,
-            ttft_s=0.2 * dice.lognormvariate(0, 0.2),
-            tpot_s=0.03 * dice.lognormvariate(0, 0.1),
-            prompt_tokens=100,
-            uncached_tokens=100,
-            output_tokens=dice.randint(50, 150),
-        )
+        times = {"ttft_s": 0.2 * dice.lognormvariate(0, 0.2), "tpot_s": 0.03 * dice.lognormvariate(0, 0.1)}
+        counts = {"prompt_tokens": 100, "uncached_tokens": 100, "output_tokens": dice.randint(50, 150)}
+        usual = RequestOutcome("v1", ok=True, **times, **counts)
         yield replace(usual, version="v2", **canary) if dice.random() < share else usual
 
 
@@ -38,10 +33,10 @@ def feed(judge: CanaryJudge, count: int, stream: Iterator[RequestOutcome]) -> No
         count -= outcome.version == "v2"
 
 
-def judged(count: int = 250, clock: Clock | None = None, **canary) -> CanaryJudge:
-    clock = clock or Clock()
+def judged(stream: Iterator[RequestOutcome]) -> CanaryJudge:
+    clock = Clock()
     judge = CanaryJudge(SETTINGS, clock)
-    feed(judge, count, outcomes(**canary))
+    feed(judge, 250, stream)
     clock.now += 11
     return judge
 
@@ -68,11 +63,7 @@ def test_golden_prompts_find_a_loss_of_three_points(by_probability: bool):
 
 def test_a_service_whose_answers_are_all_cut_at_max_tokens_can_be_promoted():
     """Classifiers and extractors ask for a few tokens: no answer can be cut more often than each."""
-    clock = Clock()
-    judge = CanaryJudge(SETTINGS, clock)
-    feed(judge, 250, (replace(one, finish_reason="length") for one in outcomes()))
-    clock.now += 11
-    verdict = judge.verdict()
+    verdict = judged(replace(one, finish_reason="length") for one in outcomes()).verdict()
     assert verdict.decision == "promote", verdict.reason
     assert [row.state for row in verdict.rows if row.metric == "cut"] == ["ok"]
 
@@ -106,7 +97,7 @@ def test_without_requests_of_the_stable_version_there_is_no_verdict():
 
 
 def test_a_rollback_is_final_and_says_why():
-    judge = judged(ok=False)
+    judge = judged(outcomes(ok=False))
     decision, reason = judge.decide()
     assert decision == "rollback"
     assert reason.startswith("errors: 100.0% of 250 requests of the canary failed, of the stable version 0.0% of ")
@@ -117,16 +108,14 @@ def test_a_rollback_is_final_and_says_why():
 
 
 def test_an_incident_of_all_versions_is_not_the_canarys_fault():
-    clock = Clock()
-    judge = judged(clock=clock)
-    dice = random.Random(3)
+    judge, dice = judged(outcomes()), random.Random(3)
     for outcome, _ in zip(outcomes(share=0.5), range(300), strict=False):
         judge.observe(replace(outcome, ok=dice.random() > 0.5))
     assert judge.decide()[0] != "rollback"
 
 
 def test_a_slower_load_is_no_slower_version():
-    judge = judged()
+    judge = judged(outcomes())
     for outcome, _ in zip(outcomes(share=0.5), range(2000), strict=False):
         judge.observe(replace(outcome, ttft_s=outcome.ttft_s * 3, tpot_s=outcome.tpot_s * 3))
     assert judge.decide()[0] == "promote"
@@ -136,19 +125,19 @@ def test_first_tokens_are_compared_with_prompts_of_the_same_uncached_length():
     dice = random.Random(4)
     cold = {"uncached_tokens": 4000, "ttft_s": 1.0}
     judge = CanaryJudge(SETTINGS, Clock())
-    for outcome, _ in zip(outcomes(**cold), range(3000), strict=False):
-        # one in four prompts of the stable version is as cold as all of the canary's
-        is_cold = outcome.version == "v1" and dice.random() < 0.25
-        judge.observe(replace(outcome, **cold) if is_cold else outcome)
+
+    def observe(stream: Iterator[RequestOutcome], count: int) -> None:
+        for outcome in islice(stream, count):
+            # one in four prompts of the stable version is as cold as all of the canary's
+            judge.observe(replace(outcome, **cold) if outcome.version == "v1" and dice.random() < 0.25 else outcome)
+
+    observe(outcomes(**cold), 3000)
     assert judge.decide()[0] == "continue"
     rows = {row.metric: row for row in judge.verdict().rows}
-    assert rows["TTFT p95"].state == "ok"
-    assert rows["TTFT p95"].note == "with as many uncached tokens"
+    assert (rows["TTFT p95"].state, rows["TTFT p95"].note) == ("ok", "with as many uncached tokens")
     assert rows["TTFT p50"].stable == pytest.approx(rows["TTFT p50"].canary, rel=0.3)
 
-    for outcome, _ in zip(outcomes(uncached_tokens=4000, ttft_s=2.0), range(1500), strict=False):
-        is_cold = outcome.version == "v1" and dice.random() < 0.25
-        judge.observe(replace(outcome, **cold) if is_cold else outcome)
+    observe(outcomes(uncached_tokens=4000, ttft_s=2.0), 1500)
     decision, reason = judge.decide()
     assert (decision, reason[:4]) == ("rollback", "TTFT")
 
@@ -163,7 +152,7 @@ def test_a_twin_replaces_the_stable_version_for_latencies():
 
 
 def test_sweeps_of_golden_prompts_are_paired_by_prompt():
-    judge = judged()
+    judge = judged(outcomes())
     right = {str(at): 1.0 for at in range(40)}
     judge.observe(RequestOutcome("v1", True, golden=right | {"only v1": 0.0}))
     judge.observe(RequestOutcome("v2", True, golden=right))

@@ -28,11 +28,9 @@ def tokenizer_of(folder, kind):
     tokenizer = byte_level_tokenizer([QUERY, *DOCUMENTS], 290, special)
     begin, end = ("[CLS]", "[SEP]") if kind == "Bert" else ("<s>", "</s>")
     pair = f"{begin}:0 $A:0 {end}:0 $B:1 {end}:1" if kind == "Bert" else f"{begin}:0 $A:0 {end}:0 {end}:0 $B:0 {end}:0"
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{begin} $A {end}",
-        pair=pair,
-        special_tokens=[(one, tokenizer.token_to_id(one)) for one in (begin, end)],
-    )
+    own = [(one, tokenizer.token_to_id(one)) for one in (begin, end)]
+    processor = processors.TemplateProcessing(single=f"{begin} $A {end}", pair=pair, special_tokens=own)
+    tokenizer.post_processor = processor
     tokenizer.save(str(folder / "tokenizer.json"))
     return tokenizer
 
@@ -63,8 +61,7 @@ def engines(checkpoints, tmp_path_factory):
     for kind, (folder, _, _) in checkpoints.items():
         output = tmp_path_factory.mktemp("engines") / kind.lower()
         manifest, _ = build(BuildSpec(checkpoint=str(folder), output=output, name=kind.lower(), max_batch_size=4))
-        assert manifest.architecture == f"{kind}ForSequenceClassification"
-        assert manifest.limits.max_seq_len == LENGTH
+        assert (manifest.architecture, manifest.limits.max_seq_len) == (f"{kind}ForSequenceClassification", LENGTH)
         folders[kind] = output
     return folders
 
@@ -80,10 +77,8 @@ def reference(checkpoint):
 
     _, model, tokenizer = checkpoint
     with torch.no_grad():
-        rows = [
-            model(input_ids=torch.tensor([one.ids]), token_type_ids=torch.tensor([one.type_ids])).logits
-            for one in pairs(tokenizer)
-        ]
+        given = [{"input_ids": [one.ids], "token_type_ids": [one.type_ids]} for one in pairs(tokenizer)]
+        rows = [model(**{name: torch.tensor(ids) for name, ids in one.items()}).logits for one in given]
     return torch.sigmoid(torch.cat(rows)).numpy()[:, 0]
 
 
@@ -97,14 +92,10 @@ def test_the_graph_scores_as_transformers_does(checkpoints, engines, kind):
     def padded(of):
         return np.array([of(row) + [0] * (width - len(row.ids)) for row in rows], dtype=np.int64)
 
-    model = ov.Core().compile_model(
-        engines[kind] / "model" / "openvino_model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
-    )
-    inputs = {
-        "input_ids": padded(lambda row: row.ids),
-        "token_type_ids": padded(lambda row: row.type_ids),
-        "attention_mask": padded(lambda row: [1] * len(row.ids)),
-    }
+    file, options = engines[kind] / "model" / "openvino_model.xml", {"INFERENCE_PRECISION_HINT": "f32"}
+    model = ov.Core().compile_model(file, "CPU", options)
+    inputs = {"input_ids": padded(lambda row: row.ids), "token_type_ids": padded(lambda row: row.type_ids)}
+    inputs["attention_mask"] = padded(lambda row: [1] * len(row.ids))
     expected = reference(checkpoints[kind])
     assert np.ptp(expected) > 0.05, "a test with equal scores would hold of anything"
     assert abs(model(inputs)["score"][:, 0] - expected).max() < 1e-4

