@@ -214,8 +214,9 @@ async def test_a_damaged_count_of_a_gateways_events_is_counted_again(tmp_path, u
 async def test_a_damaged_tenant_is_an_outage_of_that_tenant_alone(tmp_path, url, change, caplog):
     """Before the fix, tokens of one of its users had all new tokens get 503; no alert told of parked events."""
     async with await open_store(url) as store:
-        for tenant in ("bad", "good"):
-            await store.transact(partial(create_tenant, tenant_id=tenant, limits=Limits(), by=BY))
+        async with store.write() as connection:
+            for tenant in ("bad", "good"):
+                await create_tenant(connection, tenant, Limits(), BY)
         await store.transact(partial(add_dead_letters, parked=[DeadLetter("not signed", "t", b"v")], at=NOON))
     execute(tmp_path, f"UPDATE tenants SET {change} WHERE id = 'bad'")
     directory, shared = KeyDirectory(url), SharedStore(url)
