@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import socket
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +10,7 @@ from click.testing import CliRunner
 from llmops.cli.main import cli
 from llmops.errors import LlmopsError
 from llmops.gateway.routing.discovery import resolve_addresses
-from tests.support.pages import Page, PageServer
+from tests.support.pages import Page, PageServer, Request
 
 AWAY = "127.0.0.1:1"
 
@@ -29,22 +27,11 @@ def http(request: pytest.FixtureRequest) -> Iterator[str]:
 def no_http() -> Iterator[str]:
     """Return HOST:PORT of a server that answers in another protocol, as a gRPC port does."""
 
-    def answer(listener: socket.socket) -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            with connection:
-                connection.recv(4096)
-                connection.sendall(b"\0\0\0\4\0\0\0\0\0")
+    def answer(request: Request) -> None:
+        request.wfile.write(b"\0\0\0\4\0\0\0\0\0")
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=answer, args=[listener], daemon=True)
-        thread.start()
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
-        listener.shutdown(socket.SHUT_RDWR)
-    thread.join(30)
+    with PageServer(answer) as server:
+        yield server.address
 
 
 def said(*arguments: str) -> str:

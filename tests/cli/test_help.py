@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import click
-import pytest
 from click.testing import CliRunner
 
 from llmops.cli.main import COMMANDS, SECTIONS, cli
@@ -29,13 +28,6 @@ def test_commands_stand_under_headings():
     places = [text.index(f"\n{heading}:\n") for heading in SECTIONS]
     assert places == sorted(places)
     assert all(f"  {name} " in text for name in COMMANDS)
-
-
-@pytest.mark.parametrize(("typed", "meant"), [("srve", "serve"), ("bencch", "bench"), ("upp", "up")])
-def test_a_misspelt_command_gets_the_nearest(typed, meant):
-    result = CliRunner().invoke(cli, [typed])
-    assert result.exit_code == 2
-    assert f"There is no command `{typed}`; did you mean `llmops {meant}`?" in result.output
 
 
 def test_help_is_written_in_sentences():

@@ -130,27 +130,17 @@ async def test_replicas_that_made_room_come_back_with_a_rollback(machine):
     assert await one.replicas.restore(OLD, NEW) == ()
 
 
+CARD = {
+    "name": "m", "target": "openvino", "tokenizer_dir": "/t", "max_seq_len": 4096, "vocab_size": 9, "end_ids": [2],
+    "tokenizer": "a", "template": "a",
+}  # fmt: skip
+
+
 @pytest.fixture
 async def tritons():
-    """A Triton for each card; a card may be replaced later."""
-    started = [ScriptedTriton(card, lambda tensors: []) for card in (CARD, CARD)]
-    for one in started:
-        await one.start()
-    yield started
-    for one in started:
-        await one.stop()
-
-
-CARD = {
-    "name": "m",
-    "target": "openvino",
-    "tokenizer_dir": "/t",
-    "max_seq_len": 4096,
-    "vocab_size": 9,
-    "end_ids": [2],
-    "tokenizer": "a",
-    "template": "a",
-}
+    """Two that have the same card, which a test may replace."""
+    async with ScriptedTriton(CARD, lambda tensors: []) as old, ScriptedTriton(CARD, lambda tensors: []) as new:
+        yield old, new
 
 
 @pytest.mark.parametrize(
@@ -170,14 +160,14 @@ async def test_replicas_that_run_already_are_compared_with_those_of_the_settings
     monkeypatch.setattr(local_replicas, "verify_quickly", read_nothing)
     old, new = tritons
     new.card = {**CARD, **changed}
-    checked = CheckedReplicas([f"127.0.0.1:{old.port}"])
-    candidate = ModelVersion("m", "v2", replicas=[f"m=127.0.0.1:{new.port}/m-tensorrt_llm"])
+    checked = CheckedReplicas([old.address])
+    candidate = ModelVersion("m", "v2", replicas=[f"m={new.address}/m-tensorrt_llm"])
     started = await checked.start(candidate, OLD, RolloutSettings(), TWIN)
     assert started.differences == differences
 
 
 async def test_a_stable_version_that_control_cannot_ask_is_not_taken_for_equal(tritons, monkeypatch):
     monkeypatch.setattr(local_replicas, "verify_quickly", read_nothing)
-    candidate = ModelVersion("m", "v2", replicas=[f"127.0.0.1:{tritons[1].port}"])
+    candidate = ModelVersion("m", "v2", replicas=[tritons[1].address])
     started = await CheckedReplicas(["127.0.0.1:9"]).start(candidate, OLD, RolloutSettings(), TWIN)
     assert started.differences is None

@@ -45,22 +45,6 @@ def test_a_model_that_is_not_served_is_no_wrong_url():
     assert "check the URL" not in error.message
 
 
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        ("init service.yaml", "service.yaml names the file to write, not a checkpoint; write -o service.yaml."),
-        (
-            "build https://huggingface.co/a/b -o engine",
-            "https://huggingface.co/a/b is a URL, which is not downloaded; give the hub id, here perhaps a/b.",
-        ),
-    ],
-)
-def test_a_name_or_url_that_is_no_checkpoint_writes_nothing(tmp_path, typed, said):
-    result = run(*typed.split(), cwd=tmp_path)
-    assert (result.returncode, result.stderr) == (2, f"Error: {said}\n")
-    assert not list(tmp_path.iterdir())
-
-
 def test_up_of_a_misspelt_model_leaves_no_folder(tmp_path):
     result = run("up", "smolm2", env={"LLMOPS_CACHE": str(tmp_path)}, cwd=tmp_path)
     assert result.returncode == 2
@@ -68,6 +52,7 @@ def test_up_of_a_misspelt_model_leaves_no_folder(tmp_path):
     assert not list(tmp_path.glob("up/*"))
 
 
+NO_PORT = "does not fit; give a whole number of at least 0 and of at most 65535."
 CLICK = {
     "bench --concurrency 0": "--concurrency is not usable: 0 does not fit; give a whole number of at least 1.",
     "bench --rate fast": "--rate is not usable: 'fast' does not fit; give a number above 0.",
@@ -117,36 +102,38 @@ CLICK = {
     "simulate --plan file --trace file --turns 3": "A replay has its own times and lengths; leave --turns out.",
     "simulate --plan file --herd 5 --duration 5m": "Clients of --herd alone send one request each; leave -d out.",
     "srve": "There is no command `srve`; did you mean `llmops serve`?",
+    "init service.yaml": "service.yaml names the file to write, not a checkpoint; write -o service.yaml.",
+    "build https://huggingface.co/a/b -o e": (
+        "https://huggingface.co/a/b is a URL, which is not downloaded; give the hub id, here perhaps a/b."
+    ),
+    "build --resume nothere": "nothere is not an engine folder (no engine.json). Make one with `llmops build`.",
+    "bench --extra {a": (
+        "--extra {a is not JSON (Expecting property name enclosed in double quotes: line 1 column 2 (char 1)); write a "
+        "JSON object in single quotes, such as --extra '{\"top_k\": 20}'."
+    ),
+    "safety test typo.jsonl --config gateway.yaml": (
+        "typo.jsonl, line 1 has the unknown field 'categry'; did you mean 'category'?"
+    ),
+    "safety train few.jsonl --url http://a --model m -o h": (
+        "Too few examples of clean texts: 1, where at least 8 are needed; add more."
+    ),
+    "serve x --http-port 99999": f"--http-port is not usable: 99999 {NO_PORT}",
+    "serve x --grpc-port -1": f"--grpc-port is not usable: -1 {NO_PORT}",
 }
+FILES = {
+    "file": "", "engine/engine.json": "", "typo.jsonl": '{"text": "a", "categry": "s"}', "few.jsonl": '{"text": "a"}',
+    "gateway.yaml": "safety: {filters: {s: {kind: rules, words: [a]}}}",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("typed", CLICK)
-def test_a_wrong_command_line_gets_one_sentence(tmp_path, typed):
-    (tmp_path / "file").touch()
+def test_a_wrong_command_line_gets_one_sentence_and_writes_nothing(tmp_path, typed):
     (tmp_path / "engine").mkdir()
-    (tmp_path / "engine/engine.json").touch()
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
     result = run(*typed.split(), cwd=tmp_path)
     assert (result.returncode, result.stdout, result.stderr) == (2, "", f"Error: {CLICK[typed]}\n")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (
-            ("build", "--resume", "nothere"),
-            "Error: nothere is not an engine folder (no engine.json). Make one with `llmops build`.\n",
-        ),
-        (
-            ("bench", "--extra", "{a"),
-            "Error: --extra {a is not JSON (Expecting property name enclosed in double quotes: line 1 column 2 "
-            "(char 1)); write a JSON object in single quotes, such as --extra '{\"top_k\": 20}'.\n",
-        ),
-    ],
-)
-def test_a_wrong_argument_says_what_to_write(tmp_path, arguments, said):
-    result = run(*arguments, cwd=tmp_path)
-    assert (result.returncode, result.stderr) == (2, said)
-    assert not list(tmp_path.iterdir())
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {*FILES}
 
 
 SETTINGS = {
@@ -198,21 +185,6 @@ def test_wrong_settings_end_the_gateway_before_it_says_that_it_listens(tmp_path,
     assert (result.returncode, result.stdout, result.stderr) == (2, "", f"Error: {SETTINGS[settings]}\n")
 
 
-def test_a_misspelt_field_of_an_example_is_no_clean_text(tmp_path):
-    (tmp_path / "gateway.yaml").write_text("safety: {filters: {s: {kind: rules, words: [a]}}}")
-    (tmp_path / "examples.jsonl").write_text('{"text": "a", "categry": "s"}\n')
-    result = run("safety", "test", "examples.jsonl", "--config", "gateway.yaml", cwd=tmp_path)
-    said = "Error: examples.jsonl, line 1 has the unknown field 'categry'; did you mean 'category'?\n"
-    assert (result.returncode, result.stdout, result.stderr) == (2, "", said)
-
-
-def test_too_few_examples_to_train(tmp_path):
-    (tmp_path / "examples.jsonl").write_text('{"text": "a"}\n')
-    result = run("safety", "train", "examples.jsonl", "--url", "http://a", "--model", "m", "-o", "h", cwd=tmp_path)
-    said = "Error: Too few examples of clean texts: 1, where at least 8 are needed; add more.\n"
-    assert (result.returncode, result.stderr, (tmp_path / "h").exists()) == (2, said, False)
-
-
 # -- Tests of every command with wrong paths, a full disk and Ctrl-C
 
 
@@ -227,13 +199,6 @@ def llmops(*arguments: object, **given) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     return write_config(tmp_path / "checkpoint", "llama")
-
-
-@pytest.mark.parametrize("ports", [("--http-port", 99999), ("--grpc-port", -1)])
-def test_serve_takes_only_ports_and_times_that_there_are(tmp_path, ports):
-    result = run("serve", tmp_path, *ports)
-    said = f"Error: {ports[0]} is not usable: {ports[1]} does not fit; give a whole number of at least "
-    assert (result.returncode, result.stderr[: len(said)]) == (2, said)
 
 
 @pytest.mark.parametrize(
@@ -297,12 +262,8 @@ def test_a_reader_that_has_gone_is_no_error():
 def test_help_imports_nothing_heavy():
     script = "import sys; sys.argv = ['llmops', '--help']\nfrom llmops.cli.main import main\ntry: main()\n"
     script += "except SystemExit: print('loaded:', *sorted({name.partition('.')[0] for name in sys.modules}))"
-    said = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True
-    ).stdout
+    said = subprocess.check_output([sys.executable, "-c", script], text=True, timeout=300)
     loaded = set(said.rpartition("loaded:")[2].split())
     assert "click" in loaded
-    heavy = (
-        "numpy torch transformers openvino grpc google fastapi starlette uvicorn pydantic rich httpx jinja2 tokenizers"
-    )
-    assert not loaded & set(heavy.split())
+    heavy = "numpy torch transformers openvino grpc google fastapi starlette uvicorn pydantic rich httpx jinja2"
+    assert not loaded & {*heavy.split(), "tokenizers"}
