@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from llmops.build.checkpoint.known_models import known_model
 from llmops.build.plan.gpu_specs import find_gpu
@@ -14,8 +13,8 @@ from llmops.build.plan.memory.parallel_layout import ParallelLayout
 from llmops.build.plan.model_lookup import look_up_model
 from llmops.build.plan.search.plan_request import find_precision
 from llmops.build.recipes.catalog import UNSUPPORTED, recipes
-from llmops.cli.main import cli
 from llmops.errors import InputError, LlmopsError
+from tests.support.commands import llmops
 from tests.support.tiny_models import write_config
 
 NAMES = sorted(recipes())
@@ -23,22 +22,15 @@ NUMBERS = ("quantisation", "kv_cache_dtype", "tp_size", "max_batch_size", "max_n
            "kv_cache_fraction")  # fmt: skip
 
 
-def run(*words):
-    return CliRunner().invoke(cli, ["recipe", *words])
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_build_takes_the_file_as_it_is(tmp_path, name):
     recipe = recipes()[name]
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps(known_model(recipe.model).config))
-    line = ["build", str(tmp_path / "model"), "-o", str(tmp_path / "e"), "--plan", str(recipe.file), "--dry-run"]
-    result = CliRunner().invoke(cli, line)
-    assert result.exception is None, result.exception
-    assert f"tp {recipe.plan.tp_size}, pp 1" in result.output
-    assert f'"max_batch_size": {recipe.plan.max_batch_size}' in result.output
+    (tmp_path / "config.json").write_text(json.dumps(known_model(recipe.model).config))
+    output = llmops("build", tmp_path, "-o", tmp_path / "e", "--plan", recipe.file, "--dry-run").output
+    assert f"tp {recipe.plan.tp_size}, pp 1" in output
+    assert f'"max_batch_size": {recipe.plan.max_batch_size}' in output
     for setting, value in recipe.plan.settings.items():
-        assert f'"{setting.rpartition(".")[2]}": {json.dumps(value)}' in result.output
+        assert f'"{setting.rpartition(".")[2]}": {json.dumps(value)}' in output
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -68,25 +60,23 @@ def test_every_number_has_a_source(name):
     assert wanted <= set(recipe.sources)
     assert all(recipe.sources.values())
     assert name == recipe.file.stem
-    shown = run("show", name).output
+    shown = llmops("recipe", "show", name).output
     assert all(source in shown for source in recipe.sources.values())
 
 
 def test_the_list_names_what_cannot_be_had():
-    output = run("list").output
+    output = llmops("recipe", "list").output
     assert all(name in output for name in NAMES)
     assert all(f"{model}: {reason}." in output for model, reason in UNSUPPORTED.items())
-    assert {row["name"] for row in json.loads(run("list", "--json").output)["recipes"]} == set(NAMES)
+    assert {row["name"] for row in json.loads(llmops("recipe", "list", "--json").output)["recipes"]} == set(NAMES)
 
 
 def test_use_writes_the_file_once(tmp_path):
     file = tmp_path / "plan.json"
-    result = run("use", "llama-3.3-70b", "-o", str(file))
-    assert f"--plan {file}" in result.output
+    assert f"--plan {file}" in llmops("recipe", "use", "llama-3.3-70b", "-o", file).output
     assert file.read_bytes() == recipes()["llama-3.3-70b"].file.read_bytes()
-    again = run("use", "llama-3.3-70b", "-o", str(file)).exception
-    assert isinstance(again, InputError)
-    assert "exists; name another file with -o" in again.message
+    with pytest.raises(InputError, match="exists; name another file with -o"):
+        llmops("recipe", "use", "llama-3.3-70b", "-o", file)
 
 
 # -- `build --extra-llm-api-options FILE` and `--set llm.KEY=VALUE`: upstream's option files, checked before any work
@@ -126,13 +116,11 @@ def checkpoint(tmp_path):
 
 def dry_run(checkpoint, *words):
     """(the arguments of the LLM API, or None; the error's message)."""
-    output = str(Path(checkpoint).parent / "e")
-    line = ["build", str(checkpoint), "-o", output, "--target", "pytorch", "--dry-run", *words]
-    result = CliRunner().invoke(cli, line)
-    if result.exception is not None:
-        assert isinstance(result.exception, LlmopsError), result.output
-        return None, result.exception.message
-    return result.output, ""
+    try:
+        output = Path(checkpoint).parent / "e"
+        return llmops("build", checkpoint, "-o", output, "--target", "pytorch", "--dry-run", *words).output, ""
+    except LlmopsError as error:
+        return None, error.message
 
 
 def test_a_file_of_upstream_sets_flags_and_fields(checkpoint, tmp_path):
@@ -226,20 +214,9 @@ def test_sizes_that_fit_no_layout_are_refused(words, setting, says):
     assert says in error if says else not error
 
 
-def test_blocks_for_an_unknown_gpu_are_refused_with_the_flag_that_names_it():
-    words = (
-        "deepseek-ai/DeepSeek-R1-0528",
-        "--tp",
-        "8",
-        "--ep",
-        "8",
-        "--set",
-        "llm.kv_cache_config.tokens_per_block=32",
-    )
-    assert dry_run(*words)[1].endswith("tokens_per_block to 64, or name another GPU with --gpu.")
-
-
 @pytest.mark.parametrize(("hub_id", "words", "says"), [
+    ("deepseek-ai/DeepSeek-R1-0528", f"{EIGHT} --set llm.kv_cache_config.tokens_per_block=32",
+     "tokens_per_block to 64, or name another GPU with --gpu."),
     # "FP8 block-scale MoE still requires SM90 or SM120" (NVIDIA/TensorRT-LLM #6805)
     ("Qwen/Qwen3-30B-A3B-FP8", "--gpu l40s", "no kernels for fp8_block experts; use --quant fp8 of the full-precision"),
     ("Qwen/Qwen3-30B-A3B-FP8", "--gpu h100-sxm", ""),

@@ -54,14 +54,11 @@ def sentencepiece() -> tuple[Tokenizer, Tokenizer]:
     merges = [tuple(pair) for pair in json.loads(original.to_str())["model"]["merges"]]
     rank = {left + right: -float(index) for index, (left, right) in reversed(list(enumerate(merges)))}
     metadata = {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.scores": [rank.get(token, -1e6) for token in tokens],
-        "tokenizer.ggml.token_type": [2, 3, 3] + [1] * (len(tokens) - 3),
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-        "tokenizer.ggml.unknown_token_id": 0,
-    }
+        "tokenizer.ggml.token_type": [2, 3, 3] + [1] * (len(tokens) - 3), "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.unknown_token_id": 0,
+    }  # fmt: skip
     return Tokenizer.from_str(original.to_str()), tokenizer_from_gguf(metadata)
 
 

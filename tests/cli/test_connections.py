@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -54,21 +55,21 @@ ASKING = [
 
 
 @pytest.mark.parametrize("arguments", ASKING)
-def test_nothing_listens(arguments):
-    assert said(*(part.format(at=AWAY) for part in arguments)).startswith(f"Nothing answers at http://{AWAY}")
-
-
-@pytest.mark.parametrize("arguments", ASKING)
 def test_another_protocol_answers(arguments, no_http):
     found = said(*(part.format(at=no_http) for part in arguments))
     assert "does not speak HTTP/1.1. If the port is Triton's gRPC port (8001), use the gateway's" in found
 
 
+@pytest.mark.parametrize(
+    ("at", "words"),
+    [
+        (AWAY, f"^Nothing answers at http://{AWAY}"),
+        ("nowhere.invalid:9000", r"nowhere\.invalid:9000.* is not known to DNS; check its name\."),
+    ],
+)
 @pytest.mark.parametrize("arguments", ASKING)
-def test_a_host_that_dns_does_not_know(arguments):
-    found = said(*(part.format(at="nowhere.invalid:9000") for part in arguments))
-    assert "nowhere.invalid:9000" in found
-    assert "is not known to DNS; check its name." in found
+def test_nothing_listens_or_dns_does_not_know_the_host(arguments, at, words):
+    assert re.search(words, said(*(part.format(at=at) for part in arguments)))
 
 
 IMPOSSIBLE = ["a..b:9000", "[::1:9000", "a]:9000", "127.0.0.1:99999", "127.0.0.1:port", "a:0", ":9000", "a@"]

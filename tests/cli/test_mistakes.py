@@ -136,6 +136,7 @@ def test_a_wrong_command_line_gets_one_sentence_and_writes_nothing(tmp_path, typ
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {*FILES}
 
 
+UNUSABLE = "The setting `{}` (flags, environment or gateway.yaml) is not usable:"
 SETTINGS = {
     "safety: {filters: {s: {kind: rules}}}": (
         "The safety filter s has neither patterns nor words; give it `patterns`, `words` or `words_file`."
@@ -154,26 +155,19 @@ SETTINGS = {
         "The safety filter s needs a key in the environment variable NOT_SET; set this variable."
     ),
     "safety: {filters: {s: {kind: rulez}}}": (
-        "The setting `safety.filters.s` (flags, environment or gateway.yaml) is not usable: its 'kind' must be one of "
-        "'rules', 'language', 'model', 'http', not 'rulez'."
+        f"{UNUSABLE.format('safety.filters.s')} its 'kind' must be one of 'rules', 'language', 'model', 'http', not "
+        "'rulez'."
     ),
-    "safety: {filters: {s: {words: [a]}}}": (
-        "The setting `safety.filters.s` (flags, environment or gateway.yaml) is not usable: it needs a 'kind'."
-    ),
+    "safety: {filters: {s: {words: [a]}}}": f"{UNUSABLE.format('safety.filters.s')} it needs a 'kind'.",
     "safety: {filters: {secrets: {kind: rules, words: [a]}}, policy: {prompt: [secretz]}}": (
-        "The setting `safety` (flags, environment or gateway.yaml) is not usable: a policy names the filter secretz, "
-        "which is not in `filters`; describe it there."
+        f"{UNUSABLE.format('safety')} a policy names the filter secretz, which is not in `filters`; describe it there."
     ),
-    "aliases: {gpt-4: smart}": (
-        "The setting `aliases.gpt-4` (flags, environment or gateway.yaml) is not usable: it must be a list."
-    ),
+    "aliases: {gpt-4: smart}": f"{UNUSABLE.format('aliases.gpt-4')} it must be a list.",
     "aliases: {gpt-4: [smart], smart: [smollm2]}": (
-        "The setting `aliases` (flags, environment or gateway.yaml) is not usable: the alias gpt-4 names the alias "
-        "smart; name models instead."
+        f"{UNUSABLE.format('aliases')} the alias gpt-4 names the alias smart; name models instead."
     ),
     "aliases: {smollm2: [smollm2]}": (
-        "The setting `aliases` (flags, environment or gateway.yaml) is not usable: the alias smollm2 has the name of "
-        "its own model; choose another name for it."
+        f"{UNUSABLE.format('aliases')} the alias smollm2 has the name of its own model; choose another name for it."
     ),
 }
 

@@ -6,13 +6,9 @@ BASE = {"image": IMAGES, "storage": {"claim": "llmops-models"}}
 RESOURCES = {"requests": {"cpu": "8", "memory": "64Gi"}, "limits": {"memory": "128Gi"}}
 ONE = {"repository": "/models/one/repository", "resources": RESOURCES}
 SEVERAL = {
-    "repository": "/models/big/repository",
-    "resources": RESOURCES,
-    "gpus": 8,
-    "nodes": 2,
+    "repository": "/models/big/repository", "resources": RESOURCES, "gpus": 8, "nodes": 2, "replicas": 2,
     "leaderScript": "#!/bin/bash\nexec mpirun true\n",
-    "replicas": 2,
-}
+}  # fmt: skip
 STORE = {"store": {"name": "llmops-store"}}
 POSTGRES = [{"to": [{"ipBlock": {"cidr": "10.1.0.0/16"}}], "ports": [{"port": 5432}]}]
 NETWORK = {"network": {"backends": {"store": POSTGRES}}}

@@ -10,10 +10,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from click.testing import CliRunner
 
-from llmops.cli.main import cli
 from llmops.errors import ServerError
+from tests.support.commands import llmops
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("watched")]
 DASHBOARDS = Path(__file__).parents[2] / "deploy" / "dashboards"
@@ -64,9 +63,7 @@ def top(stack) -> dict:
     engine = urlsplit(stack.triton.metrics).netloc
     command = ["top", "--once", "--json", "--interval", "3s", "--url", stack.gateway.address, "--engine", engine]
     for _ in range(20):
-        done = CliRunner().invoke(cli, command, catch_exceptions=False)
-        assert done.exit_code == 0, done.output
-        shown = json.loads(done.stdout)
+        shown = json.loads(llmops(*command).stdout)
         (model,) = shown["models"]
         if None not in (model["goodput"], model["prefix_hit_rate"], model["ttft_p95_s"]):
             break

@@ -14,15 +14,10 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERTS = DEPLOY / "alerts"
 # https://docs.nvidia.com names of `nvidia-smi -L`, which DCGM has as modelName
 MODEL_NAMES = {
-    "NVIDIA H100 80GB HBM3": "h100-sxm",
-    "NVIDIA H100 PCIe": "h100-pcie",
-    "NVIDIA H200": "h200-sxm",
-    "NVIDIA B200": "b200-sxm",
-    "NVIDIA A100-SXM4-80GB": "a100-sxm",
-    "NVIDIA A100 80GB PCIe": "a100-pcie",
-    "NVIDIA L40S": "l40s",
-    "NVIDIA L4": "l4",
-}
+    "NVIDIA H100 80GB HBM3": "h100-sxm", "NVIDIA H100 PCIe": "h100-pcie", "NVIDIA H200": "h200-sxm",
+    "NVIDIA B200": "b200-sxm", "NVIDIA A100-SXM4-80GB": "a100-sxm", "NVIDIA A100 80GB PCIe": "a100-pcie",
+    "NVIDIA L40S": "l40s", "NVIDIA L4": "l4",
+}  # fmt: skip
 
 
 def rules(file: str) -> list[dict]:

@@ -11,8 +11,6 @@ import signal
 import socket
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -30,7 +28,8 @@ from llmops.model_repository.server.shared_memory import remove_segments
 from tests.model_repository.test_launch import infer
 from tests.model_repository.test_multi_gpu import SERVER, engine, marker, mpirun_or_skip, parking_repository
 from tests.support.programs import write_program
-from tests.support.servers import free_port
+from tests.support.servers import free_port, refuses
+from tests.support.stack import wait_ready
 from tests.support.waiting import GENEROUS, wait_until
 
 
@@ -229,7 +228,7 @@ def test_the_leaders_script_starts_ranks_in_both_pods_and_stops_them_in_order(tm
     environment["PATH"] = f"{binaries}:{environment['PATH']}"
     leader = subprocess.Popen(["bash", "-c", script], env=environment, start_new_session=True)
     try:
-        wait_until(lambda: answers(port))
+        wait_ready(f"http://127.0.0.1:{port}/v2/health/ready")
         other = f"{socket.gethostname()}-1"
         assert (tmp_path / "kubectl").read_text() == f"waited for pod/{other}\nexec in {other}\n"
         wait_until((tmp_path / "rank1").exists)
@@ -242,7 +241,7 @@ def test_the_leaders_script_starts_ranks_in_both_pods_and_stops_them_in_order(tm
         thread.join(GENEROUS)
         assert b'"data":[7]' in answer[0]
         leader.wait(GENEROUS)
-        wait_until(lambda: not answers(port))
+        wait_until(lambda: refuses(port))
     finally:
         for group in (signal.SIGTERM, signal.SIGKILL):
             if leader.poll() is None:
@@ -250,13 +249,6 @@ def test_the_leaders_script_starts_ranks_in_both_pods_and_stops_them_in_order(tm
                 time.sleep(1)
         shutil.rmtree(repository)
         remove_segments(prefix)
-
-
-def answers(port: int) -> bool:
-    try:
-        return urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=2).status == 200
-    except (urllib.error.URLError, OSError):
-        return False
 
 
 @pytest.mark.parametrize("kind", ["lws", "slurm"])

@@ -169,45 +169,6 @@ def test_a_worker_that_was_killed_ends_its_server(tmp_path: Path) -> None:
             server.wait(threading.Event())
 
 
-def test_a_worker_that_is_killed_while_its_model_loads_ends_the_start(tmp_path, monkeypatch):
-    monkeypatch.setattr(model_processes, "LOSS_GRACE", 0.1)
-    # what lets Open MPI start them on fewer cores than GPUs
-    load = "assert os.environ['OMPI_MCA_rmaps_base_oversubscribe'] == '1'; "
-    load += "worker = start_workers(); time.sleep(5); os.kill(worker, signal.SIGKILL); time.sleep(600)"
-    with (
-        start_triton(echo_repository(tmp_path, WORKERS, load), ports=ANY) as server,
-        pytest.raises(ServerError, match="did not start: a process of model echo ended while it loaded"),
-    ):
-        server.wait_ready(120)
-
-
-RANK_5 = "[11/27/2026-03:10:11] [TRT-LLM] [RANK 5] [E] "
-OUT_OF_MEMORY = f"{RANK_5}Failed to initialize executor on rank 5: CUDA out of memory."
-UNKNOWN = "MPI_ERR_UNKNOWN: unknown error"
-
-
-@pytest.mark.parametrize(
-    ("line", "ending", "said"),
-    [
-        (OUT_OF_MEMORY, "time.sleep(600)", "on rank 5: CUDA out of memory"),
-        (OUT_OF_MEMORY, "raise RuntimeError('Executor worker returned error')", "on rank 5: CUDA out of memory"),
-        (f"mpi4py.MPI.Exception: {UNKNOWN}", "time.sleep(600)", f"to start its workers: {UNKNOWN}"),
-    ],
-)
-def test_a_model_whose_workers_failed_ends_the_start_with_the_cause(tmp_path, monkeypatch, line, ending, said):
-    """1.2.1 executor/worker.py, worker_main, logs the error. executor/proxy.py knows that of rank 0 alone, and waits
-    forever for the ranks that wait for another (NVIDIA/TensorRT-LLM #16342, #17817), and for those that Open MPI did
-    not spawn: mpi4py's thread ends with the exception, and its futures stay pending (seen with 4.1.2).
-    """
-    monkeypatch.setattr(model_processes, "LOSS_GRACE", 0.1)
-    load = f"print({line!r}, flush=True); {ending}"
-    with (
-        start_triton(echo_repository(tmp_path, "import time", load), ports=ANY) as server,
-        pytest.raises(ServerError, match=rf"^Triton did not start: TensorRT-LLM failed {said}\.$"),
-    ):
-        server.wait_ready(120)
-
-
 @pytest.mark.parametrize("prefix", ["[TRT-LLM] [RANK 5] [E] ", "[TRT-LLM] [E] [_torch][RANK 5] "])
 def test_a_worker_whose_loop_has_ended_ends_its_server(tmp_path: Path, prefix: str) -> None:
     """1.2.1 _torch/pyexecutor/py_executor.py, _event_loop_wrapper, logs the error, and its requests wait forever
@@ -284,18 +245,42 @@ def test_a_port_that_is_taken_is_named(repository: Path, which: str) -> None:
 
 
 OTHER = "the engine is of another version"
-FAILURES: dict[str, tuple[dict[str, str], str]] = {
-    "syntax": ({"top": "def ("}, r"model echo did not load: invalid syntax \(model.py, line 3\)"),
-    "import": ({"top": "import no_such_module"}, "model echo did not load: .*No module named 'no_such_module'"),
-    "raises": ({"initialize": f"raise ValueError('{OTHER}')"}, OTHER),
+# what lets Open MPI start workers on fewer cores than GPUs
+KILLED = """assert os.environ["OMPI_MCA_rmaps_base_oversubscribe"] == "1"
+        worker = start_workers(); time.sleep(5); os.kill(worker, signal.SIGKILL); time.sleep(600)"""
+RANK_5 = "[11/27/2026-03:10:11] [TRT-LLM] [RANK 5] [E] Failed to initialize executor on rank 5: CUDA out of memory."
+UNKNOWN = "MPI_ERR_UNKNOWN: unknown error"
+
+
+def failed(line: str, ending: str, said: str) -> tuple[str, str, str]:
+    """1.2.1 executor/worker.py, worker_main, logs the error. executor/proxy.py knows that of rank 0 alone, and waits
+    forever for the ranks that wait for another (NVIDIA/TensorRT-LLM #16342, #17817), and for those that Open MPI did
+    not spawn: mpi4py's thread ends with the exception, and its futures stay pending (seen with 4.1.2).
+    """
+    return (
+        "import time",
+        f"print({line!r}, flush=True); {ending}",
+        rf"^Triton did not start: TensorRT-LLM failed {said}\.$",
+    )
+
+
+FAILURES = {
+    "syntax": ("def (", "pass", r"model echo did not load: invalid syntax \(model.py, line 3\)"),
+    "import": ("import no_such_module", "pass", "model echo did not load: .*No module named 'no_such_module'"),
+    "raises": ("", f"raise ValueError('{OTHER}')", OTHER),
+    "killed worker": (WORKERS, KILLED, "did not start: a process of model echo ended while it loaded"),
+    "no memory": failed(RANK_5, "time.sleep(600)", "on rank 5: CUDA out of memory"),
+    "no memory, and an end": failed(RANK_5, "raise RuntimeError('Worker error')", "on rank 5: CUDA out of memory"),
+    "MPI": failed(f"mpi4py.MPI.Exception: {UNKNOWN}", "time.sleep(600)", f"to start its workers: {UNKNOWN}"),
 }
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_a_model_that_does_not_load_is_one_sentence(tmp_path: Path, failure: str) -> None:
-    texts, message = FAILURES[failure]
+def test_a_model_that_does_not_load_is_one_sentence(tmp_path: Path, monkeypatch, failure: str) -> None:
+    monkeypatch.setattr(model_processes, "LOSS_GRACE", 0.1)
+    top, initialize, message = FAILURES[failure]
     with (
-        start_triton(echo_repository(tmp_path, **texts), ports=ANY) as server,
+        start_triton(echo_repository(tmp_path, top, initialize), ports=ANY) as server,
         pytest.raises(ServerError, match=message) as error,
     ):
         server.wait_ready(120)
@@ -303,24 +288,22 @@ def test_a_model_that_does_not_load_is_one_sentence(tmp_path: Path, failure: str
     assert processes(server.pid) == []
 
 
-def test_an_end_names_the_last_error_since(tmp_path: Path) -> None:
-    code = "pb_utils.Logger.log_error('the disk is gone'); import os, signal; os.kill(os.getppid(), signal.SIGABRT)"
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("pb_utils.Logger.log_error('the disk is gone')",
+         r"\(SIGABRT\); the last error in its log \(\d\d:\d\d:\d\d\) was: the disk"),
+        # Triton 2.51 aborts so in two of sixteen cases when a stub gets SIGKILL
+        ("os.write(2, b'  what():  boost::interprocess::lock_exception' + bytes([10]))",
+         r"when a process of a model is killed \(see dmesg\); the last error"),
+    ],
+)  # fmt: skip
+def test_an_abort_names_the_last_error_since_and_its_usual_cause(tmp_path: Path, fault: str, said: str) -> None:
+    code = f"import os, signal; {fault}; os.kill(os.getppid(), signal.SIGABRT)"
     with started(echo_repository(tmp_path, execute=code), http=True) as server:
         with contextlib.suppress(OSError):
             infer(server.http_url)
-        said = r"\(SIGABRT\); the last error in its log \(\d\d:\d\d:\d\d\) was: the disk"
         with pytest.raises(ServerError, match=said):
-            server.wait(threading.Event())
-
-
-def test_an_abort_at_a_lock_names_its_usual_cause(tmp_path: Path) -> None:
-    """Triton 2.51 aborts so in two of sixteen cases when a stub gets SIGKILL."""
-    said = "import os, signal; os.write(2, b'  what():  boost::interprocess::lock_exception' + bytes([10])); "
-    repository = echo_repository(tmp_path, execute=f"{said}os.kill(os.getppid(), signal.SIGABRT)")
-    with started(repository, http=True) as server:
-        with contextlib.suppress(OSError):
-            infer(server.http_url)
-        with pytest.raises(ServerError, match=r"when a process of a model is killed \(see dmesg\); the last error"):
             server.wait(threading.Event())
 
 

@@ -15,6 +15,7 @@ from llmops_engine.metrics import gauge_values
 from llmops_engine.request import RequestRejectedError, RuntimeRequest
 
 from llmops.round_robin import RoundRobinQueue
+from tests.support.waiting import wait_until
 
 
 class ScriptedRuntime(EngineRuntime):
@@ -173,10 +174,7 @@ def test_a_full_queue_refuses_until_there_is_room(runtime: ScriptedRuntime) -> N
 
 def test_the_last_report_says_that_all_is_idle(loop: EngineLoop, reports: list[EngineStats]) -> None:
     finish(submit(loop, 3))
-    deadline = threading.Event()
-    while not (reports and reports[-1].active == 0 and reports[-1].iteration == 3):
-        assert not deadline.wait(0.01)
-        assert len(reports) < 500
+    wait_until(lambda: reports and reports[-1].active == 0 and reports[-1].iteration == 3)
     assert reports[-1].kv_blocks_used == 0
 
 

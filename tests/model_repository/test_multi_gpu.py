@@ -228,15 +228,19 @@ class TestRealMpirun:
         wait_until(lambda: leader.process.poll() is not None)
 
 
+def run_ranks(folder: Path, program: str, servers: RepositoryManifest, **environment: str) -> str:
+    """Run the launch command by the real mpirun with a program in the place of the server, and return its output."""
+    mpirun_or_skip()
+    binary = write_program(folder / "tritonserver", program)
+    command, _ = launch_command(ServerOptions(str(binary), "/models"), plan_launch(servers))
+    path = f"{Path(sys.prefix, 'bin')}:{os.environ['PATH']}"
+    return subprocess.check_output(command, text=True, env={**os.environ, **environment, "PATH": path})
+
+
 def test_ranks_start_on_fewer_cores_than_gpus(tmp_path: Path) -> None:
     """Open MPI counts the cores of a pod as slots: "There are not enough slots available in the system"."""
-    mpirun_or_skip()
-    binary = write_program(tmp_path / "tritonserver", "#!/bin/sh\necho started\n")
     ranks = 2 * (os.cpu_count() or 1)
-    command, _ = launch_command(ServerOptions(str(binary), "/models"), plan_launch(marker(a=engine(ranks))))
-    path = f"{Path(sys.prefix, 'bin')}:{os.environ['PATH']}"
-    environment = {**os.environ, **OVERSUBSCRIBE, "PATH": path}
-    said = subprocess.run(command, text=True, check=True, capture_output=True, env=environment).stdout
+    said = run_ranks(tmp_path, "#!/bin/sh\necho started\n", marker(a=engine(ranks)), **OVERSUBSCRIBE)
     assert said.split() == ["started"] * ranks
 
 
@@ -245,13 +249,8 @@ def test_a_server_under_mpirun_may_use_all_cores(tmp_path: Path, servers: Reposi
     """mpirun 4.1 and 5 bind to a core where there are at most two processes. TensorRT-LLM's orchestrator unbinds its
     workers for this reason (cpp/tensorrt_llm/executor/executorImpl.cpp, initializeOrchestrator).
     """
-    mpirun_or_skip()
-    binary = write_program(tmp_path / "tritonserver", "#!/bin/sh\ngrep Cpus_allowed_list /proc/self/status\n")
-    command, _ = launch_command(ServerOptions(str(binary), "/models"), plan_launch(servers))
-    path = f"{Path(sys.prefix, 'bin')}:{os.environ['PATH']}"
-    said = subprocess.run(command, text=True, check=True, capture_output=True, env={**os.environ, "PATH": path}).stdout
-    allowed = subprocess.run([binary], text=True, check=True, capture_output=True).stdout
-    assert set(said.splitlines()) == {allowed.strip()}
+    said = run_ranks(tmp_path, "#!/bin/sh\ngrep Cpus_allowed_list /proc/self/status\n", servers)
+    assert set(said.splitlines()) == {subprocess.check_output([tmp_path / "tritonserver"], text=True).strip()}
 
 
 def test_an_engine_for_1_3_is_served_in_an_image_of_our_own(tmp_path: Path) -> None:

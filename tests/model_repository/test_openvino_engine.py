@@ -31,6 +31,7 @@ from llmops.build.job.build_engine import build
 from llmops.build.spec import BuildSpec
 from tests.model_repository.test_loop import RecordingSink
 from tests.support.tiny_models import write_checkpoint
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 
@@ -148,8 +149,7 @@ def test_others_go_on_while_a_slow_grammar_is_prepared(start, tokenizer, monkeyp
     stream = engine.ask(LONG)
     guided = Sink()
     guided.clock = lambda: len(stream.ids)
-    while len(stream.ids) < 5:
-        threading.Event().wait(0.01)
+    wait_until(lambda: len(stream.ids) >= 5)
     asked_at = len(stream.ids)
     engine.ask(12, bounded(100), guided).finish()
     # the grammar lets a model without sense begin with spaces
@@ -258,8 +258,7 @@ def test_after_a_failed_step_everybody_hears_of_it_and_the_next_requests_are_ser
     # without the check beforehand, the pipeline itself compiles the grammar and fails in the middle of a step
     monkeypatch.setattr(engine.runtime, "prepare", lambda request: None)
     streams = [engine.ask(LONG), engine.ask(LONG)]
-    while not all(len(stream.ids) > 3 for stream in streams):
-        threading.Event().wait(0.01)
+    wait_until(lambda: all(len(stream.ids) > 3 for stream in streams))
     culprit = engine.ask(8, ("regex", "[a-"))
     later = engine.ask(16)
     for sink in (culprit, *streams):
@@ -274,8 +273,7 @@ def test_the_memory_of_grammars_is_bounded_and_nobody_is_disturbed(start: Callab
     engine = start(total=0)  # any grammar fills it
     expected = engine.ask(32).finish().ids
     stream = engine.ask(LONG)
-    while not stream.ids:
-        threading.Event().wait(0.01)
+    wait_until(lambda: stream.ids)
     assert engine.ask(8, bounded(20)).finish().error is None
     first = engine.runtime._pipeline
     assert engine.ask(8, bounded(20)).finish().error is None, "what is compiled can be used"
@@ -298,8 +296,7 @@ def test_the_memory_of_grammars_is_bounded_and_nobody_is_disturbed(start: Callab
 def test_nothing_is_left_when_the_engine_closes_in_the_middle_of_a_compilation(start: Callable[..., Engine]) -> None:
     engine = start()
     engine.ask(8, bounded(100, 2))
-    while not probes():
-        threading.Event().wait(0.01)
+    wait_until(probes)
     engine.loop.close()
     assert probes() == []
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from llmops.model_repository.server import shared_memory
 from llmops.model_repository.server.shared_memory import SHM_DIR, SharedMemory, remove_stale_segments
 from llmops.process import kill_survivors, read_process
 from tests.support.model_code import version_folder
+from tests.support.processes import as_user
 from tests.support.waiting import wait_until
 
 NOBODY = 65534
@@ -83,27 +84,6 @@ def test_a_process_that_inherited_the_memory_keeps_it(memory: SharedMemory) -> N
     assert left(memory.prefix) == []
 
 
-def needs_root() -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can act as another user")
-
-
-def as_user(uid: int, act: Callable[[], None]) -> int:
-    """The exit code of a child that does it."""
-    needs_root()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setgid(uid)
-            os.setuid(uid)
-            act()
-            os._exit(0)
-        except BaseException as error:
-            print(repr(error), file=sys.stderr)
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 @pytest.fixture
 def own_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder in the place of /dev/shm: each start of a server, in other tests too, sweeps that one."""
@@ -123,11 +103,13 @@ def test_another_users_dead_segments_stop_nobody(own_folder: Path) -> None:
         """Leave shared memory behind like a server that was killed."""
         (own_folder / f"{SharedMemory().prefix}segment").write_text("dead")
 
-    assert as_user(0, leave) == as_user(NOBODY, remove_stale_segments) == as_user(NOBODY, leave) == 0
+    if os.geteuid() != 0:
+        pytest.skip("only root can act as another user")
+    assert as_user(0, leave) == as_user(NOBODY, remove_stale_segments) == as_user(NOBODY, leave) == ""
     assert owners() == [0, 0, NOBODY, NOBODY]
     remove_stale_segments()
     assert owners() == [NOBODY, NOBODY]
-    assert as_user(NOBODY, remove_stale_segments) == 0
+    assert as_user(NOBODY, remove_stale_segments) == ""
     assert owners() == []
 
 

@@ -97,51 +97,39 @@ def test_requests_of_one_message_are_those_that_were_sent(requests: list[EngineR
 LEAST = {"input_lengths": 3, "request_output_len": 2}
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        (b"{", "not valid JSON"),
-        (b"\xff", "not valid JSON"),
-        (b"[" * 100_000, "not valid JSON"),
-        ([1], "must be a JSON object"),
-        ({"input_lengths": 1}, "each submission needs slot"),
-        ({"slot": 2**31, "input_lengths": 1}, "each submission needs slot"),
-        ({"slot": -1, "input_lengths": 1}, "each submission needs slot"),
-        ({"slot": True, "input_lengths": 1}, "each submission needs slot"),
-        ({"slot": "1", "input_lengths": 1}, "each submission needs slot"),
-        ({"slot": 1}, "each submission needs input_lengths"),
-        ({"slot": 1, "input_lengths": 4}, "each submission needs input_lengths"),
-        ({"slot": 1, "input_lengths": -1}, "each submission needs input_lengths"),
-        ({"slot": 1, "input_lengths": 2}, "1 tokens belong to no submission"),
-    ],
-)
-def test_a_message_that_is_not_understood_is_refused(wrong: Any, said: str) -> None:
+SLOTS, LENGTHS = (2**31, -1, True, "1"), (4, -1)
+NOT_UNDERSTOOD = {
+    "not valid JSON": (b"{", b"\xff", b"[" * 100_000),
+    "must be a JSON object": ([1],),
+    "each submission needs slot": ({"input_lengths": 1}, *({"slot": one, "input_lengths": 1} for one in SLOTS)),
+    "each submission needs input_lengths": ({"slot": 1}, *({"slot": 1, "input_lengths": one} for one in LENGTHS)),
+    "1 tokens belong to no submission": ({"slot": 1, "input_lengths": 2},),
+}
+
+
+@pytest.mark.parametrize(("said", "wrong"), [(said, one) for said, all_ in NOT_UNDERSTOOD.items() for one in all_])
+def test_a_message_that_is_not_understood_is_refused(said: str, wrong: Any) -> None:
     with pytest.raises(RequestRejectedError, match=f"^(submissions|input_ids): .*{said}"):
         submitted({"slot": 0, "input_lengths": 0}, wrong)
 
 
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"temperature": "hot"}, "temperature: must be float32"),
-        ({"temperature": None}, "temperature: must be float32"),
-        ({"temperature": 1e39}, "temperature: must be float32"),
-        ({"temperature": float("nan")}, "temperature: must be float32"),
-        ({"streaming": 1}, "streaming: must be bool"),
-        ({"request_output_len": 2.5}, "request_output_len: must be int32"),
-        ({"request_output_len": 2**31}, "request_output_len: must be int32"),
-        ({"seed": -1}, "seed: must be uint64"),
-        ({"seed": 2**64}, "seed: must be uint64"),
-        ({"stop_words_list": ["ab", "cd"]}, "stop_words_list: must be int32"),
-        ({"stop_words_list": [[1, 2], [3]]}, "stop_words_list: its rows must be equally long"),
-        ({"prompt_table_extra_ids": [1, -1]}, "prompt_table_extra_ids: must be uint64"),
-        ({"embedding_bias": ["a", "b"]}, "embedding_bias: must be float32"),
-        ({"guided_decoding_guide": "a\ud800"}, "guided_decoding_guide: must be text in UTF-8"),
-        ({"guided_decoding_guide": 5}, "guided_decoding_guide: must be text in UTF-8"),
-        ({"no_such_tensor": 1}, "no_such_tensor: not an input of this model"),
-    ],
-)
-def test_a_value_that_its_datatype_cannot_hold_ends_its_own_request_only(values: dict[str, Any], said: str) -> None:
+WRONG_VALUES = {
+    "temperature: must be float32": ("hot", None, 1e39, float("nan")),
+    "streaming: must be bool": (1,),
+    "request_output_len: must be int32": (2.5, 2**31),
+    "seed: must be uint64": (-1, 2**64),
+    "stop_words_list: must be int32": (["ab", "cd"],),
+    "stop_words_list: its rows must be equally long": ([[1, 2], [3]],),
+    "prompt_table_extra_ids: must be uint64": ([1, -1],),
+    "embedding_bias: must be float32": (["a", "b"],),
+    "guided_decoding_guide: must be text in UTF-8": ("a\ud800", 5),
+    "no_such_tensor: not an input of this model": (1,),
+}
+
+
+@pytest.mark.parametrize(("said", "value"), [(said, one) for said, all_ in WRONG_VALUES.items() for one in all_])
+def test_a_value_that_its_datatype_cannot_hold_ends_its_own_request_only(said: str, value: Any) -> None:
+    values = {said.partition(":")[0]: value}
     (_, wrong), (slot, other) = submitted({"slot": 0, **LEAST, **values}, {"slot": 1, **LEAST}, ids=6)
     assert isinstance(wrong, RequestRejectedError)
     assert str(wrong).startswith(said)

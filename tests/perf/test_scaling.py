@@ -5,15 +5,15 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmops.cli.main import cli
+from llmops.errors import InputError
 from llmops.perf.simulate.arrivals import ConversationArrivals
 from llmops.perf.simulate.autoscaler import Autoscaler, AutoscalingSpec
 from llmops.perf.simulate.engine import EngineSpec, LinearStepTimes
 from llmops.perf.simulate.fleet import FleetSpec, SimulatedFleet, SimulationOutcome
+from tests.support.commands import llmops
 
 RULE = AutoscalingSpec(1, 20, {"waiting": 8.0})
 
@@ -80,19 +80,14 @@ def test_at_constant_load_it_comes_to_rest():
     assert late(outcome) == 0
 
 
-def test_it_is_a_flag_of_simulate(tmp_path, monkeypatch):
+def test_it_is_a_flag_of_simulate(tmp_path):
     pytest.importorskip("llmops.build.plan.build_plan")
-    runner = CliRunner()
-    plan = ["plan", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "h100-sxm", "--timing", "roofline"]
-    planned = runner.invoke(cli, [*plan, "--save", str(tmp_path / "plan.json")], catch_exceptions=False)
-    assert planned.exit_code == 0, planned.output
-    command = ["simulate", "--plan", str(tmp_path / "plan.json"), "--rate", "1", "-d", "60s"]
-    done = runner.invoke(
-        cli, [*command, "--scale", "2..3", "--json", str(tmp_path / "run.json")], catch_exceptions=False
-    )
-    assert done.exit_code == 0, done.output
-    assert "2 at 0 s" in done.output
+    plan, options = tmp_path / "plan.json", ("--gpu", "h100-sxm", "--timing", "roofline")
+    llmops("plan", "meta-llama/Llama-3.1-8B-Instruct", *options, "--save", plan)
+    command = ("simulate", "--plan", plan, "--rate", "1", "-d", "60s")
+    assert "2 at 0 s" in llmops(*command, "--scale", "2..3", "--json", tmp_path / "run.json").output
     found = json.loads((tmp_path / "run.json").read_text())["options"]["simulated"]
     assert found["scaled"] == [[0.0, 2]]
     for wrong in ("2", "0..3", "3..2", "1..1000"):
-        assert "write MIN..MAX" in str(runner.invoke(cli, [*command, "--scale", wrong]).exception)
+        with pytest.raises(InputError, match=r"write MIN\.\.MAX"):
+            llmops(*command, "--scale", wrong)

@@ -26,6 +26,7 @@ from llmops.perf.simulate.fleet import Arrivals, FleetSpec, ReplicaFailure, Simu
 from llmops.perf.simulate.replica import SimulatedRequest
 from llmops.perf.simulate.totals import sum_up
 from llmops.perf.workloads.lengths import parse_lengths
+from tests.support.commands import llmops
 
 # 10 ms a step, 0.1 ms more for each sequence, 20,000 prompt tokens/s
 ENGINE = EngineSpec(LinearStepTimes(0.01, 0.0001, 0.00005), blocks=1000, block_tokens=100, max_batch_size=32)
@@ -220,15 +221,12 @@ def test_tabulated_steps_are_the_planners() -> None:
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plan") / "plan.json"
     options = "--gpu h100-sxm --quant fp8 --timing roofline --isl 3000 --osl 400 --qps 20"
-    result = CliRunner().invoke(cli, ["plan", "meta-llama/Llama-3.1-8B", *options.split(), "--save", str(path)])
-    assert result.exit_code == 0, result.output
+    llmops("plan", "meta-llama/Llama-3.1-8B", *options.split(), "--save", path)
     return path
 
 
-def simulated(plan: Path, *options: str) -> str:
-    result = CliRunner().invoke(cli, ["simulate", "--plan", str(plan), *options])
-    assert result.exit_code == 0, result.output + str(result.exception)
-    return result.output
+def simulated(plan: Path, *options: object) -> str:
+    return llmops("simulate", "--plan", plan, *options).output
 
 
 def test_a_trace_is_replayed_and_reported_as_a_benchmark(plan: Path, tmp_path: Path) -> None:
@@ -238,8 +236,8 @@ def test_a_trace_is_replayed_and_reported_as_a_benchmark(plan: Path, tmp_path: P
         for at in range(40)
     ]
     trace.write_text("\n".join(map(json.dumps, rows)))
-    options = ("--trace", str(trace), "--replicas", "2", "--slo", "ttft:500ms", "--fail", "1@5s+3s")
-    output = simulated(plan, *options, "--json", str(report), "--html", str(page))
+    options = ("--trace", trace, "--replicas", "2", "--slo", "ttft:500ms", "--fail", "1@5s+3s")
+    output = simulated(plan, *options, "--json", report, "--html", page)
     assert "40 completed, 0 failed" in output
     data = json.loads(report.read_text())
     assert data["format"] == "llmops-bench/1"
@@ -247,10 +245,9 @@ def test_a_trace_is_replayed_and_reported_as_a_benchmark(plan: Path, tmp_path: P
     # of 1,100 tokens the two whole blocks of 512 can be found, but for the first time
     assert data["options"]["simulated"]["ceiling"] == pytest.approx(39 * 1024 / 44_000, abs=1e-4)
     assert "hit rate" in page.read_text()
-    again = CliRunner().invoke(cli, ["bench", "--compare", str(report), str(report)])
-    assert again.exit_code == 0, again.output
+    llmops("bench", "--compare", report, report)
     # what a benchmark wrote is a workload as well
-    assert "40 completed" in simulated(plan, "--bench", str(report), "--replicas", "2")
+    assert "40 completed" in simulated(plan, "--bench", report, "--replicas", "2")
 
 
 def test_a_rollout_is_judged_and_moved_by_the_products_own_judge() -> None:
@@ -274,14 +271,14 @@ def test_a_rollout_is_judged_and_moved_by_the_products_own_judge() -> None:
 def test_the_cells_of_a_herd_have_all_clients(plan: Path, tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     # 25 replicas are cells of 7, 6, 6 and 6
-    simulated(plan, "--herd", "131", "--replicas", "25", "--json", str(file))
+    simulated(plan, "--herd", "131", "--replicas", "25", "--json", file)
     assert sum(not one["error"] for one in json.loads(file.read_text())["records"]) == 131
 
 
 def test_a_herd_comes_in_the_middle_of_other_load_after_ten_minutes_without_replicas(plan, tmp_path):
     file, page = tmp_path / "run.json", tmp_path / "run.html"
     options = ("--rate", "1", "-d", "15m", "--herd", "200@12m", "--slo", "ttft:500ms", "--replicas", "2")
-    simulated(plan, *options, "--json", str(file), "--html", str(page))
+    simulated(plan, *options, "--json", file, "--html", page)
     document = json.loads(file.read_text())
     (outage, _), (herd, _) = document["options"]["events"]
     assert herd - outage == pytest.approx(600)

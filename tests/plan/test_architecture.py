@@ -8,17 +8,11 @@ from tests.plan import published_shapes
 
 LLAMA_70B = published_shapes.LLAMA31_70B_CONFIG
 GEMMA3_4B = {
-    "architectures": ["Gemma3ForConditionalGeneration"],
-    "torch_dtype": "bfloat16",
-    "text_config": {
-        "hidden_size": 2560,
-        "intermediate_size": 10240,
-        "model_type": "gemma3_text",
-        "num_hidden_layers": 34,
-        "sliding_window": 1024,
-    },
+    "architectures": ["Gemma3ForConditionalGeneration"], "torch_dtype": "bfloat16",
+    "text_config": {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
+                    "num_hidden_layers": 34, "sliding_window": 1024},
     "vision_config": {"hidden_size": 1152},
-}
+}  # fmt: skip
 
 
 def test_llama():

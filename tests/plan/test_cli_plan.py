@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from llmops.build.plan.build_plan import BuildPlan
 from llmops.cli.plan import command
 from llmops.errors import CheckpointError, InputError, LlmopsError, ResourceError
+from tests.support.commands import llmops
 from tests.support.pages import Page, PageServer
 
 TASK = ["--quant", "fp8", "--isl", "3000", "--osl", "400", "--qps", "5", "--ttft-p95", "500ms", "--tpot-p95", "50ms"]
@@ -233,11 +234,8 @@ def test_the_bundled_model_is_planned_from_its_gguf():
 )
 def test_the_first_recommendation_is_what_build_takes(tmp_path, model, quant):
     """`build --dry-run --plan` accepts the recommendation on the command line."""
-    from llmops.cli.main import cli
-
     plan = tmp_path / "plan.json"
     run(model, "--quant", quant, "--qps", "5", "--tpot-p95", "50ms", "--save", plan)
-    built = CliRunner().invoke(cli, ["build", "--dry-run", model, "--plan", str(plan), "-o", str(tmp_path / "engine")])
-    assert built.exit_code == 0, built.output
+    built = llmops("build", "--dry-run", model, "--plan", plan, "-o", tmp_path / "engine")
     layout = json.loads(plan.read_text())
     assert f"tp {layout['tp_size']}, pp {layout['pp_size']}" in built.output

@@ -4,13 +4,13 @@ import json
 from dataclasses import replace
 
 import pytest
-from click.testing import CliRunner
 
 from llmops.build.model.architecture import Architecture
 from llmops.build.plan.memory.parallel_layout import ParallelLayout
 from llmops.build.plan.memory.weight_bytes import checkpoint_weights, rank_weights
 from llmops.build.quant_formats import FORMATS
 from llmops.errors import InputError
+from tests.support.commands import llmops
 from tests.support.tiny_models import write_checkpoint
 
 SIZES = {"hidden_size": 512, "intermediate_size": 1024, "max_position_embeddings": 2048, "vocab_size": 1024}
@@ -66,15 +66,6 @@ def plan_file(tmp_path, **fields):
     return path
 
 
-def build(*arguments):
-    from llmops.cli.build import command
-
-    result = CliRunner().invoke(command, [str(argument) for argument in arguments])
-    if result.exception:
-        raise result.exception
-    return result
-
-
 @pytest.mark.parametrize(("quant", "group"), [("int8", None), ("int4", 64)])
 def test_build_obeys_the_plan_and_writes_what_it_said(tmp_path, quant, group):
     pytest.importorskip("openvino")
@@ -82,7 +73,7 @@ def test_build_obeys_the_plan_and_writes_what_it_said(tmp_path, quant, group):
     source = write_checkpoint(tmp_path / "tiny", "llama", **sizes)
     shapes = {"hidden_size": 512, "num_layers": 2, "model": "tiny"}
     path = plan_file(tmp_path, quantisation=quant, group_size=group, **shapes)
-    build(source, "-o", tmp_path / "engine", "--plan", path)
+    llmops("build", source, "-o", tmp_path / "engine", "--plan", path)
     manifest = json.loads((tmp_path / "engine" / "engine.json").read_text())
     assert manifest["limits"] == {"max_batch_size": 7, "max_seq_len": 1024, "max_num_tokens": 512}
     assert manifest["plan"]["kv_cache_fraction"] == 0.8
@@ -107,5 +98,5 @@ OTHER = {"model": "meta-llama/Llama-3.1-8B", "hidden_size": 4096, "num_layers": 
 def test_a_plan_for_another_batch_or_model_is_refused(tmp_path, fields, flags, said):
     path = plan_file(tmp_path, **fields)
     with pytest.raises(InputError, match=said):
-        build("smollm2", "-o", tmp_path / "engine", "--plan", path, *flags)
+        llmops("build", "smollm2", "-o", tmp_path / "engine", "--plan", path, *flags)
     assert not (tmp_path / "engine").exists()

@@ -178,20 +178,12 @@ def test_an_fp8_cache_without_kernels_is_refused(name, gpu, kv, words):
 
 # `metadata.total_size` of the models' model.safetensors.index.json on the Hugging Face hub
 PUBLISHED = {
-    "LLAMA2_7B": 13_476_835_328,
-    "LLAMA31_8B": 16_060_522_496,
-    "LLAMA31_70B": 141_107_412_992,
-    "LLAMA31_405B": 811_706_777_600,
-    "MISTRAL_7B": 14_483_464_192,
-    "MIXTRAL_8X7B": 93_405_585_408,
-    "MIXTRAL_8X22B": 281_241_268_224,
-    "QWEN25_7B": 15_231_233_024,
-    "QWEN3_30B": 61_064_245_248,
-    "GEMMA2_9B": 18_483_411_968,
-    "PHI4": 29_319_014_400,
-    "DEEPSEEK_V3": 688_586_727_753,
+    "LLAMA2_7B": 13_476_835_328, "LLAMA31_8B": 16_060_522_496, "LLAMA31_70B": 141_107_412_992,
+    "LLAMA31_405B": 811_706_777_600, "MISTRAL_7B": 14_483_464_192, "MIXTRAL_8X7B": 93_405_585_408,
+    "MIXTRAL_8X22B": 281_241_268_224, "QWEN25_7B": 15_231_233_024, "QWEN3_30B": 61_064_245_248,
+    "GEMMA2_9B": 18_483_411_968, "PHI4": 29_319_014_400, "DEEPSEEK_V3": 688_586_727_753,
     "GPT_OSS_20B": 13_761_264_768,
-}
+}  # fmt: skip
 
 
 # bytes of a checkpoint that no engine keeps: 32 layers' inverse frequencies of the rotary embedding

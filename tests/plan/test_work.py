@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import CliRunner
 
 from llmops.build.plan.memory.parallel_layout import ParallelLayout
 from llmops.build.plan.model_lookup import look_up_model
 from llmops.build.plan.speed.step_work import step_work
 from llmops.build.quant_formats import FORMATS
-from llmops.cli.main import cli
 from tests.deploy.conftest import promtool
+from tests.support.commands import llmops
 
 __all__ = ["promtool"]
 RECORDING = Path(__file__).parents[2] / "deploy" / "alerts" / "recording.yaml"
@@ -73,9 +72,7 @@ SERIES = {
 @pytest.mark.parametrize("labels", ['instance="gpu-7:8002"', 'instance="10.0.0.7:8002",node="gpu-7"'])
 def test_prometheus_makes_intensity_and_bandwidth_of_it(promtool, tmp_path, labels):
     flags = ["--gpu", "h100-sxm", "--tp", "2", "--quant", "bf16", "--kv-dtype", "bf16", "--timing", "roofline"]
-    command = ["plan", LLAMA, *flags, "--name", "llama", "--rules", str(tmp_path)]
-    done = CliRunner().invoke(cli, command, catch_exceptions=False)
-    assert done.exit_code == 0, done.output
+    done = llmops("plan", LLAMA, *flags, "--name", "llama", "--rules", tmp_path)
     assert f"Wrote {tmp_path / 'llama.yaml'}" in done.output
     work = step_work(look_up_model(LLAMA).checkpoint.architecture, FORMATS["none"], "bf16", ParallelLayout(2), 1)
     read = 2 * WEIGHTS + work.bytes.token * 132 + 2 * 2 * LAYERS * KV_HEADS * DIM * 32_000

@@ -24,12 +24,10 @@ def checkpoint(tmp_path_factory):
 def export(checkpoint, tmp_path):
     """Quantise a tiny model and export it: (source weights, folder, checkpoint)."""
     from llmops.build.quant_formats import format_of
-    from llmops.build.quantize.calibration import CalibrationSettings
 
     def run(family, quant, target="tensorrt", tp=1, pp=1, kv="auto", group=None, **overrides):
         source, folder = checkpoint(family, **overrides), tmp_path / "export"
-        how = {"kv_cache": kv, "group_size": group, "settings": CalibrationSettings(size=2, seq_len=48)}
-        weights = export_quantised(source, folder, format_of(quant, target), target, layout=(tp, pp), **how)
+        weights = export_quantised(source, folder, format_of(quant, target), target, tp=tp, pp=pp, kv=kv, group=group)
         return weights, folder, source
 
     return run

@@ -22,7 +22,6 @@ from llmops.build.plan.memory.parallel_layout import ParallelLayout
 from llmops.build.plan.memory.weight_bytes import stage_weights
 from llmops.build.quality.config_checks import check_hf_config
 from llmops.build.quant_formats import FORMATS, format_of
-from llmops.build.quantize.calibration import CalibrationSettings
 from llmops.build.quantize.hf_checkpoint_reader import HfCheckpointReader
 from llmops.build.quantize.rank_file_reader import RankFileReader
 from llmops.build.targets.nvidia.build_request import allowed_formats
@@ -101,7 +100,6 @@ def fold(weights, exported, offset):
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
 def test_gemma_with_encoders_is_quantised_as_its_text_part(tmp_path, prefix):
     """google/gemma-3-27b-it has the first names, what transformers saves since 4.52 the second."""
-    how = {"kv_cache": "fp8", "group_size": None, "settings": CalibrationSettings(size=2, seq_len=48)}
     text = write_checkpoint(tmp_path / "text", "gemma3")
     whole = tmp_path / "whole"
     shutil.copytree(text, whole)
@@ -114,7 +112,7 @@ def test_gemma_with_encoders_is_quantised_as_its_text_part(tmp_path, prefix):
     files = []
     for folder in (text, whole):
         source, exported = open_checkpoint(str(folder)), folder.with_name(f"{folder.name}-fp8")
-        export_quantised(source, exported, format_of("fp8", "pytorch"), "pytorch", layout=(1, 1), **how)
+        export_quantised(source, exported, format_of("fp8", "pytorch"), "pytorch", kv="fp8")
         check_hf_config(json.loads((exported / "config.json").read_text()), source.config)
         assert json.loads((exported / "config.json").read_text())["architectures"] == ["Gemma3ForCausalLM"]
         files.append(load_file(exported / "model.safetensors"))
@@ -127,10 +125,8 @@ def test_gemma_with_encoders_is_quantised_as_its_text_part(tmp_path, prefix):
 
 def test_sampling_settings_that_transformers_does_not_save_are_exported(tmp_path):
     """transformers 5.5 generation/configuration_utils.py, save_pretrained: "GenerationConfig is invalid"."""
-    how = {"kv_cache": "auto", "group_size": None, "settings": CalibrationSettings(size=1, seq_len=8)}
     folder, exported = write_checkpoint(tmp_path / "source", "llama"), tmp_path / "exported"
     given = {"eos_token_id": [2, 3], "temperature": 0.6, "num_beams": 1, "early_stopping": True}
     (folder / "generation_config.json").write_text(json.dumps(given))
-    form = format_of("fp8", "pytorch")
-    export_quantised(open_checkpoint(str(folder)), exported, form, "pytorch", layout=(1, 1), **how)
+    export_quantised(open_checkpoint(str(folder)), exported, format_of("fp8", "pytorch"), "pytorch", size=1, seq_len=8)
     assert json.loads((exported / "generation_config.json").read_text()).items() >= given.items()

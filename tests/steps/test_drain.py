@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +10,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.steps.test_faults import body
+from tests.steps.test_faults import begun
 from tests.support.live_process import LLMOPS, LiveProcess
 from tests.support.mock_engine.repository import make_mock_engine
 from tests.support.tcp_proxy import TcpProxy
+from tests.support.waiting import stop_tasks
 
 pytestmark = pytest.mark.xdist_group("stack")
 
@@ -56,42 +56,17 @@ def mock_engine(engine_dir: Path, tmp_path: Path) -> Path:
     return make_mock_engine(engine_dir, tmp_path / "mock", 0.005)
 
 
-class Answer:
-    """One streamed completion: its text so far, and how it ended."""
-
-    def __init__(self, url: str, model: str, tokens: int) -> None:
-        self.text, self.tokens, self.error = "", 0, ""
-        self.begun = asyncio.Event()
-        self._body = body(tokens, model=model)
-        self.task = asyncio.create_task(self._read(url))
-
-    async def _read(self, url: str) -> None:
-        async with (
-            httpx.AsyncClient(timeout=300) as client,
-            client.stream("POST", url + "/v1/completions", json=self._body) as reply,
-        ):
-            async for line in reply.aiter_lines():
-                if line.startswith("data: {"):
-                    self._take(json.loads(line[6:]))
-        self.begun.set()
-
-    def _take(self, event: dict) -> None:
-        self.error = event.get("error", {}).get("message", self.error)
-        self.tokens = (event.get("usage") or {}).get("completion_tokens", self.tokens)
-        self.text += "".join(choice["text"] for choice in event.get("choices", []))
-        if self.text:
-            self.begun.set()
-
-
-async def begin(url: str, model: str, count: int, tokens: int) -> list[Answer]:
+async def begin(url: str, count: int, tokens: int) -> list[asyncio.Task]:
     """Start `count` answers and wait for the first text of each."""
-    answers = [Answer(url, model, tokens) for _ in range(count)]
-    await asyncio.gather(*(answer.begun.wait() for answer in answers))
-    return answers
+    return await begun(url, tokens, count, "mock")
 
 
-async def finish(answers: list[Answer]) -> None:
-    await asyncio.gather(*(answer.task for answer in answers))
+async def finish(answers: list[asyncio.Task]) -> tuple[set[str], set[int | None], set[str | None]]:
+    """Return the texts of all answers, the tokens that their ends count, and the messages of their errors."""
+    found = await asyncio.gather(*answers)
+    errors = {next((one["error"]["message"] for one in events if "error" in one), None) for _, events in found}
+    counts = {(events[-1].get("usage") or {}).get("completion_tokens") for _, events in found}
+    return {text for text, _ in found}, counts, errors
 
 
 async def test_answers_longer_than_the_window_of_steps_too_and_nothing_new_is_begun(
@@ -101,13 +76,12 @@ async def test_answers_longer_than_the_window_of_steps_too_and_nothing_new_is_be
     serve = await asyncio.to_thread(start_serve, mock_engine, 300)
     async with TcpProxy(serve.address) as proxy:
         gateway = await asyncio.to_thread(start_gateway, proxy.address)
-        answers = await begin(gateway.url, "mock", 4, 800)
+        answers = await begin(gateway.url, 4, 800)
         serve.ask()
         await refused(gateway.url)
         proxy.cut()
-        await finish(answers)
-    assert {(answer.tokens, answer.error) for answer in answers} == {(800, "")}
-    assert len({answer.text for answer in answers}) == 1
+        texts, tokens, errors = await finish(answers)
+    assert (len(texts), tokens, errors) == (1, {800}, {None})
     assert await serve.ended(120) == 0
 
 
@@ -119,13 +93,12 @@ async def test_a_gpu_error_in_the_kernel_log_drains_a_replica_and_does_not_resta
     more = ("--gpu-faults", str(log), "--restarts", "3")
     serve = await asyncio.to_thread(start_serve, mock_engine, 300, *more)
     gateway = await asyncio.to_thread(start_gateway, serve.address)
-    answers = await begin(gateway.url, "mock", 4, 2000)
+    answers = await begin(gateway.url, 4, 2000)
     with log.open("a") as file:
         file.write("[ 9.0] NVRM: Xid (PCI:0000:3b:00): 31, pid=7, a fault of a program\n")
         file.write("[ 9.1] NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>\n")
     await refused(gateway.url)
-    await finish(answers)
-    assert {(answer.tokens, answer.error) for answer in answers} == {(2000, "")}
+    assert (await finish(answers))[1:] == ({2000}, {None})
     assert await serve.ended(120) == 1
     assert "Xid 79 on GPU 0000:3b:00 (GPU has fallen off the bus). The server drains" in serve.log
     assert "Starting it again" not in serve.log
@@ -150,12 +123,11 @@ async def test_at_the_exit_timeout_what_still_runs_is_told_and_all_ends(
     async with httpx.AsyncClient(timeout=300) as client:
         long = {"model": "mock", "prompt": "Once upon a time", "max_tokens": 200_000, "ignore_eos": True}
         whole = asyncio.create_task(client.post(gateway.url + "/v1/completions", json=long))
-        answers = await begin(gateway.url, "mock", 4, 200_000)
+        answers = await begin(gateway.url, 4, 200_000)
         serve.ask()
-        await finish(answers)
+        reason = "The engine is shutting down; send the request again."
+        assert (await finish(answers))[2] == {reason}
         reply = await whole
-    reason = "The engine is shutting down; send the request again."
-    assert {answer.error for answer in answers} == {reason}
     assert (reply.status_code, reply.json()["error"]["message"]) == (503, reason)
     assert int(reply.headers["retry-after"]) > 0
     assert await serve.ended(120) == 0
@@ -164,13 +136,12 @@ async def test_at_the_exit_timeout_what_still_runs_is_told_and_all_ends(
 async def test_a_second_signal_ends_at_once(mock_engine, start_serve, start_gateway) -> None:
     serve = await asyncio.to_thread(start_serve, mock_engine, 10_000)
     gateway = await asyncio.to_thread(start_gateway, serve.address)
-    answers = await begin(gateway.url, "mock", 2, 200_000)
+    answers = await begin(gateway.url, 2, 200_000)
     serve.ask()
     await refused(gateway.url)
     serve.ask()
     assert await serve.ended(120) == 130
-    await finish(answers)
-    assert all(answer.error for answer in answers)
+    assert all((await finish(answers))[2])
     assert not list(Path("/dev/shm").glob(f"*llmops_{serve.process.pid}_*"))
 
 
@@ -178,9 +149,8 @@ async def test_a_gateway_that_leaves_does_not_hold_up_the_stop(mock_engine, star
     """Its requests leave the batch with it: the exit timeout of hours is not waited for."""
     serve = await asyncio.to_thread(start_serve, mock_engine, 10_000)
     gateway = await asyncio.to_thread(start_gateway, serve.address, LLMOPS_TIMEOUTS__DRAIN="0")
-    answers = await begin(gateway.url, "mock", 2, 200_000)
+    answers = await begin(gateway.url, 2, 200_000)
     gateway.process.terminate()
     serve.ask()
     assert await serve.ended(120) == 0
-    for answer in answers:
-        answer.task.cancel()
+    await stop_tasks(*answers)

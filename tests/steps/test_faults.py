@@ -25,12 +25,14 @@ def body(tokens: int, model: str = "paced") -> dict:
     return {**asked, "stream": True, "stream_options": {"include_usage": True}}
 
 
-async def stream(url: str, tokens: int, started: asyncio.Event | None = None) -> tuple[str, list[dict]]:
+async def stream(
+    url: str, tokens: int, started: asyncio.Event | None = None, model: str = "paced"
+) -> tuple[str, list[dict]]:
     """The text of one streamed completion, and all of its data objects."""
     text, events = "", []
     async with (
         httpx.AsyncClient(timeout=120) as client,
-        client.stream("POST", url + "/v1/completions", json=body(tokens)) as answer,
+        client.stream("POST", url + "/v1/completions", json=body(tokens, model)) as answer,
     ):
         async for line in answer.aiter_lines():
             if line.startswith("data: {"):
@@ -58,10 +60,10 @@ async def until(wanted: float, read: Callable[..., float], *arguments: str) -> N
     await eventually(is_there, f"{read.__name__}{arguments} is {wanted}")
 
 
-async def begun(url: str, tokens: int, count: int = 1) -> list[asyncio.Task]:
+async def begun(url: str, tokens: int, count: int = 1, model: str = "paced") -> list[asyncio.Task]:
     """Return tasks of `stream`, each of which has text."""
     started = [asyncio.Event() for _ in range(count)]
-    tasks = [asyncio.create_task(stream(url, tokens, event)) for event in started]
+    tasks = [asyncio.create_task(stream(url, tokens, event, model)) for event in started]
     await asyncio.gather(*(event.wait() for event in started))
     return tasks
 

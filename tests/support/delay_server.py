@@ -1,6 +1,6 @@
 """An OpenAI server that does nothing but wait: known delays to check a load generator against.
 
-It answers requests with `max_tokens` tokens: the first after `ttft`, the next ones at `first + n × itl` by its own
+It streams answers of `max_tokens` tokens: the first after `ttft`, the next ones at `first + n × itl` by its own
 clock, so that lateness does not add up. It records when it really sent each token (`sent`), against which a client's
 figures are checked.
 """
@@ -11,10 +11,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-STREAM_HEAD = (
-    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n"
-    b"x-llmops-overhead-ms: 1.5\r\n\r\n"
-)
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+MODELS = json.dumps({"object": "list", "data": [{"id": "delay", "object": "model"}]}).encode()
 
 
 @dataclass(frozen=True)
@@ -28,12 +26,11 @@ class Delays:
 
 @dataclass
 class Served:
-    """One request as the server saw it: when it was read, when each token was written, and whether the client left."""
+    """One request as the server saw it: when it was read, and when each token was written."""
 
     read: float
     body: dict[str, Any]
     sent: list[float] = field(default_factory=list)
-    left: bool = False
 
 
 class DelayServer:
@@ -75,64 +72,34 @@ class DelayServer:
     async def _respond(self, request: tuple[str, bytes], writer: asyncio.StreamWriter) -> None:
         path, raw = request
         if path.endswith("/models"):
-            writer.write(_plain({"object": "list", "data": [{"id": "delay", "object": "model"}]}))
+            head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(MODELS)
+            writer.write(head + MODELS)
             return
         served = Served(time.perf_counter(), json.loads(raw))
         self.served.append(served)
-        await self._answer(served, writer, chat=path.endswith("/chat/completions"))
-
-    async def _answer(self, served: Served, writer: asyncio.StreamWriter, chat: bool) -> None:
-        count = int(served.body.get("max_tokens") or served.body.get("max_completion_tokens") or 16)
-        stream = bool(served.body.get("stream"))
-        if stream:
-            writer.write(STREAM_HEAD)
-        chunk = _chunk(_token(chat))
-        first = served.read + self.delays.ttft
-        for index in range(count if stream else 0):
+        writer.write(STREAM_HEAD)
+        count, first = served.body["max_tokens"], served.read + self.delays.ttft
+        for index in range(count):
             await asyncio.sleep(max(0.0, first + index * self.delays.itl - time.perf_counter()))
             if writer.is_closing():
-                served.left = True
                 return
             served.sent.append(time.perf_counter())
-            writer.write(chunk)
-        if stream:
-            writer.write(self._tail(served, count, chat))
-            return
-        await asyncio.sleep(max(0.0, first + (count - 1) * self.delays.itl - time.perf_counter()))
-        message = {"message": {"role": "assistant", "content": "ok"}} if chat else {"text": "ok"}
-        writer.write(_plain({"choices": [{**message, "finish_reason": "length"}], "usage": _usage(served, count)}))
-
-    def _tail(self, served: Served, count: int, chat: bool) -> bytes:
-        empty: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
-        tail = _chunk({"choices": [{"index": 0, **empty, "finish_reason": "length"}]})
-        if self.delays.usage and (served.body.get("stream_options") or {}).get("include_usage"):
-            tail += _chunk({"choices": [], "usage": _usage(served, count)})
-        return tail + _frame(b"data: [DONE]\n\n") + b"0\r\n\r\n"
-
-
-def _usage(served: Served, count: int) -> dict[str, int]:
-    text = served.body.get("prompt") or " ".join(str(m.get("content")) for m in served.body.get("messages") or ())
-    words = len(text.split()) if isinstance(text, str) else len(text)
-    return {"prompt_tokens": words, "completion_tokens": count, "total_tokens": words + count}
-
-
-def _token(chat: bool) -> dict[str, Any]:
-    choice = {"index": 0, "finish_reason": None, **({"delta": {"content": "the "}} if chat else {"text": "the "})}
-    head = {"id": "chatcmpl-delay", "object": "chat.completion.chunk", "created": 0, "model": "delay"}
-    return {**head, "choices": [choice]}
+            writer.write(_event([{"index": 0, "finish_reason": None, "delta": {"content": "the "}}]))
+        writer.write(_event([{"index": 0, "delta": {}, "finish_reason": "length"}]))
+        if self.delays.usage and served.body.get("stream_options", {}).get("include_usage"):
+            words = sum(len(message["content"].split()) for message in served.body["messages"])
+            usage = {"prompt_tokens": words, "completion_tokens": count, "total_tokens": words + count}
+            writer.write(_event([], usage=usage))
+        writer.write(_frame(b"data: [DONE]\n\n") + b"0\r\n\r\n")
 
 
 def _frame(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def _chunk(event: dict[str, Any]) -> bytes:
-    return _frame(b"data: " + json.dumps(event).encode() + b"\n\n")
-
-
-def _plain(body: dict[str, Any]) -> bytes:
-    data = json.dumps(body).encode()
-    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(data) + data
+def _event(choices: list[dict[str, Any]], **more: Any) -> bytes:
+    head = {"id": "chatcmpl-delay", "object": "chat.completion.chunk", "created": 0, "model": "delay"}
+    return _frame(b"data: " + json.dumps({**head, "choices": choices, **more}).encode() + b"\n\n")
 
 
 async def _read(reader: asyncio.StreamReader) -> tuple[str, bytes] | None:

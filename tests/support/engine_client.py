@@ -15,32 +15,18 @@ from tritonclient.utils import np_to_triton_dtype
 from tests.support.waiting import GENEROUS
 
 ENGINE = "smollm2-tensorrt_llm"
-DTYPES = {
-    "seed": np.uint64,
-    "streaming": np.bool_,
-    "stop": np.bool_,
-    "guided_decoding_guide_type": np.object_,
-    "guided_decoding_guide": np.object_,
-}
-FLOATS = (
-    "temperature runtime_top_p runtime_min_p repetition_penalty presence_penalty frequency_penalty embedding_bias "
-    "len_penalty"
-)
+TEXTS = ("guided_decoding_guide_type", "guided_decoding_guide")
+#: Types of tensors; all others are INT32.
+DTYPES = {"streaming": np.bool_, "temperature": np.float32, **dict.fromkeys(TEXTS, np.object_)}
 
 
 @dataclass
 class Answer:
-    """All that came back for one request; tokens and log-probs by sequence index."""
+    """All that came back for one request."""
 
-    tokens: dict[int, list[int]] = field(default_factory=dict)
-    log_probs: dict[int, list[float]] = field(default_factory=dict)
-    cum_log_probs: dict[int, float] = field(default_factory=dict)
+    ids: list[int] = field(default_factory=list)
     responses: list[dict[str, np.ndarray]] = field(default_factory=list)
     error: str | None = None
-
-    @property
-    def ids(self) -> list[int]:
-        return self.tokens[0]
 
 
 class EngineClient:
@@ -93,9 +79,7 @@ def generation(ids: list[int], new: int = 16, **tensors: Any) -> dict[str, Any]:
 
 
 def infer_input(name: str, value: Any) -> Any:
-    dtype = DTYPES.get(
-        name, np.bool_ if name.startswith("return_") else np.float32 if name in FLOATS.split() else np.int32
-    )
+    dtype = DTYPES.get(name, np.int32)
     if dtype is np.object_:
         value = value.encode()
     array = np.array([value] if isinstance(value, list) else [[value]], dtype=dtype)
@@ -120,10 +104,6 @@ def metrics(url: str, family: str) -> dict[str, float]:
 
 def _add(answer: Answer, tensors: dict[str, np.ndarray]) -> None:
     answer.responses.append(tensors)
-    sequence = int(tensors["sequence_index"].item())
     ids = tensors["output_ids"].reshape(-1).tolist()
     assert (tensors["output_ids"].shape, tensors["sequence_length"].item()) == ((1, 1, len(ids)), len(ids))
-    answer.tokens.setdefault(sequence, []).extend(ids)
-    if "output_log_probs" in tensors:
-        answer.log_probs.setdefault(sequence, []).extend(tensors["output_log_probs"].reshape(-1).tolist())
-        answer.cum_log_probs[sequence] = tensors["cum_log_probs"].item()
+    answer.ids.extend(ids)

@@ -3,11 +3,38 @@
 import ctypes
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _PR_SET_CHILD_SUBREAPER = 36
+
+
+def as_user(uid: int, work: Callable[[], object]) -> str:
+    """Do something in a child process of another user, which only root can make, and return the error that it raised.
+
+    Without an error the text is empty.
+    """
+    readable, writable = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = ""
+        try:
+            if os.getuid() == 0:
+                os.setgroups([])
+                os.setgid(uid)
+                os.setuid(uid)
+            work()
+        except BaseException as error:
+            said = getattr(error, "message", repr(error))
+        finally:
+            os.write(writable, said.encode())
+            os._exit(0)
+    os.close(writable)
+    _, status = os.waitpid(child, 0)
+    with os.fdopen(readable) as pipe:
+        return pipe.read() or ("" if status == 0 else f"the process ended with status {status}")
 
 
 def descendants(pid: int) -> list[int]:

@@ -92,13 +92,12 @@ def edit_config(folder: Path, **changes: Any) -> None:
 
 
 def export_quantised(
-    source: Any, folder: Path, form: Any, target: str, *, layout: tuple[int, int], dtype: str | None = None, **how: Any
-) -> dict[str, Any]:
-    """Quantise a tiny checkpoint and export it into a folder. Return the weights that it had.
-
-    `layout` is tp and pp; `how` are the other arguments of `quantize`.
-    """
+    source: Any, folder: Path, form: Any, target: str, *, tp: int = 1, pp: int = 1, kv: str = "auto",
+    group: int | None = None, dtype: str | None = None, size: int = 2, seq_len: int = 48,
+) -> dict[str, Any]:  # fmt: skip
+    """Quantise a tiny checkpoint and export it into a folder. Return the weights that it had."""
     from llmops.build.progress import SilentProgress
+    from llmops.build.quantize.calibration import CalibrationSettings
     from llmops.build.quantize.checkpoint_export import export_engine_checkpoint, export_hf_checkpoint
     from llmops.build.quantize.model_loading import load_model, load_tokenizer
     from llmops.build.quantize.module_fixes import split_experts
@@ -107,9 +106,10 @@ def export_quantised(
     model = load_model(source)
     split_experts(model)
     weights = {name: tensor.cpu().clone() for name, tensor in model.state_dict().items()}
-    quantize(model, load_tokenizer(source), form, progress=SilentProgress(), **how)
+    settings = CalibrationSettings(size=size, seq_len=seq_len)
+    quantize(model, load_tokenizer(source), form, kv, group, settings, SilentProgress())
     if target == "tensorrt":
-        export_engine_checkpoint(model, source.architecture, form, folder, *layout, dtype)
+        export_engine_checkpoint(model, source.architecture, form, folder, tp, pp, dtype)
     else:
         export_hf_checkpoint(model, source.architecture, form, folder, dtype)
     return weights

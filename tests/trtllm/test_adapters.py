@@ -5,14 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from llmops.build.checkpoint import open_checkpoint
 from llmops.build.checkpoint.lora_adapters import adapters_digest, read_adapters
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.build.trtllm.backend_files import convert_adapter, engine_modules, tokenizer_info
-from llmops.cli.main import cli
 from llmops.errors import CheckpointError, InputError
+from tests.support.commands import llmops
 from tests.support.programs import install_program
 from tests.support.tiny_models import write_checkpoint
 
@@ -99,12 +98,6 @@ def test_other_weights_make_another_engine(tmp_path):
     first = adapters_digest({"a": write_adapter(tmp_path / "a")})
     assert first == adapters_digest({"a": write_adapter(tmp_path / "b")})
     assert first != adapters_digest({"a": write_adapter(tmp_path / "c", r=8)})
-
-
-def llmops(*words: object) -> None:
-    result = CliRunner().invoke(cli, [str(word) for word in words], standalone_mode=False)
-    if result.exception:
-        raise result.exception
 
 
 @pytest.mark.parametrize("target", ["pytorch", "tensorrt"])

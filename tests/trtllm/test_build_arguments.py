@@ -6,7 +6,6 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,8 +17,8 @@ from llmops.build.targets.nvidia import stage_estimates
 from llmops.build.trtllm.flag_rules import FlagContext
 from llmops.build.trtllm.trtllm_build_arguments import EngineOptions, build_arguments
 from llmops.build.trtllm.trtllm_build_flags import FLAGS, effective_flags, from_argv, to_argv
-from llmops.cli.main import cli
 from llmops.errors import InputError
+from tests.support.commands import llmops
 from tests.support.tiny_models import write_checkpoint
 from tests.trtllm.recipes import RECIPES
 
@@ -158,11 +157,9 @@ def checkpoint(tmp_path: Path) -> Path:
 
 def dry_run(checkpoint: Path, *words: str) -> str:
     pytest.importorskip("modelopt")
-    output = str(checkpoint / "engine")
-    result = CliRunner().invoke(cli, ["build", str(checkpoint), "-o", output, "--dry-run", "--tp", "8", *words])
-    assert result.exit_code == 0, result.output
+    text = llmops("build", checkpoint, "-o", checkpoint / "engine", "--dry-run", "--tp", "8", *words).output
     assert not (checkpoint / "engine").exists()
-    return result.output
+    return text
 
 
 def test_a_70b_engine_is_planned_on_a_laptop(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,9 +189,9 @@ def test_a_tied_output_matrix_is_stored_twice_in_an_engine(checkpoint: Path) -> 
 
 
 def refused(checkpoint: Path, *words: str) -> str:
-    result = CliRunner().invoke(cli, ["build", str(checkpoint), "-o", str(checkpoint / "e"), "--dry-run", *words])
-    assert isinstance(result.exception, InputError), result.output
-    return result.exception.message
+    with pytest.raises(InputError) as error:
+        llmops("build", checkpoint, "-o", checkpoint / "e", "--dry-run", *words)
+    return error.value.message
 
 
 def test_gpus_that_cannot_run_or_hold_it(checkpoint: Path) -> None:

@@ -22,6 +22,7 @@ from llmops.model_repository.server.command import LaunchOptions
 from llmops.model_repository.targets import find_target
 from llmops.model_repository.targets.tensorrt import backend_settings
 from tests.support.manifests import engine_manifest
+from tests.support.scripted_triton import tensors_of
 from tests.trtllm import cpp_backend
 
 
@@ -108,33 +109,16 @@ def test_numbers_are_taken_in_every_notation(tmp_path: Path, name: str, value: o
     assert backend_settings(entry.manifest, entry.directory)[name] == expected
 
 
-@pytest.mark.parametrize(
-    ("ours", "least", "stop", "bad"),
-    [(False, 5, [], [[7], [8]]), (False, 0, [[7], [8]], []), (True, 5, [[7], [8]], [])],
-)
+@pytest.mark.parametrize(("ours", "least", "stop", "bad"), [
+    (False, 5, None, [7, 8, 1, 2]), (False, 0, [7, 8, 1, 2], None), (True, 5, [7, 8, 1, 2], None),
+])  # fmt: skip
 def test_min_tokens_holds_for_every_end_token(ours, least, stop, bad):
     """The backend's minimum-length penalty masks END_ID alone; our model withholds the others by itself."""
     writer = RequestWriter("m", vocab_size=100, pad_id=None, extensions=ours)
     request = EngineRequest("", [1], 9, SamplingParams(temperature=0.0), end_ids=(2, 7, 8), min_tokens=least)
-    tensors = Written()
-    writer.write_rest(request, tensors)
-    assert tensors.scalars[contract.END_ID.name] == 2
-    assert tensors.lists.get(contract.STOP_WORDS_LIST.name, []) == stop
-    assert tensors.lists.get(contract.BAD_WORDS_LIST.name, []) == bad
-
-
-class Written:
-    """A collector of the messages of a RequestWriter."""
-
-    def __init__(self) -> None:
-        self.scalars: dict[str, object] = {}
-        self.lists: dict[str, list[list[int]]] = {}
-
-    def scalar(self, tensor: contract.Tensor, value: object) -> None:
-        self.scalars[tensor.name] = value
-
-    def words(self, tensor: contract.Tensor, words: list[tuple[int, ...]]) -> None:
-        self.lists[tensor.name] = [list(word) for word in words]
+    found = tensors_of(writer.write(request))
+    assert found[contract.END_ID.name] == [2]
+    assert (found.get(contract.STOP_WORDS_LIST.name), found.get(contract.BAD_WORDS_LIST.name)) == (stop, bad)
 
 
 def test_an_engine_without_paged_context_is_served_without_what_needs_it(tmp_path: Path) -> None:

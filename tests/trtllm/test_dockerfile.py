@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from llmops.build.environment import TRTLLM_PYTHON
 from llmops.build.trtllm.container_images import DEFAULT_TAG, IMAGES, OWN_TAG
@@ -17,6 +16,7 @@ from llmops.cli.main import cli
 from llmops.model_repository.doctor import deep, launch_commands
 from llmops.model_repository.multi_gpu import launch_plan
 from llmops.model_repository.server.installation import find_installation
+from tests.support.commands import llmops
 from tests.trtllm.image_folder import ImageFolder, interpreter_of
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
@@ -150,9 +150,7 @@ def test_what_the_loader_says_of_the_backend(said: str, outcome: str, detail: st
 
 def test_the_embedded_triton_reads_the_models_and_answers() -> None:
     pytest.importorskip("pytriton")
-    result = CliRunner().invoke(cli, ["doctor", "--deep", "--json"])
-    assert result.exit_code == 0, result.output
-    found = {one["name"]: one["outcome"] for one in json.loads(result.output)["found"]}
+    found = {one["name"]: one["outcome"] for one in json.loads(llmops("doctor", "--deep", "--json").output)["found"]}
     pairs = ("tensorrt, served by nvidia", "tensorrt, served by llmops", "pytorch")
     modes = ("single", "leader", "orchestrator")
     wanted = (*(f"config.pbtxt: {one}" for one in pairs), *(f"command line: {one}" for one in modes), "tritonserver")

@@ -25,6 +25,7 @@ from llmops.errors import BuildError, InputError, MissingDependencyError, Versio
 from tests.support.manifests import engine_manifest
 from tests.support.processes import commands
 from tests.support.programs import install_program
+from tests.support.tiny_models import write_config
 from tests.support.waiting import wait_until
 
 PROGRAM = """#!{python}
@@ -208,9 +209,7 @@ def test_another_version_is_refused(folder, program, monkeypatch):
 
 
 def test_a_build_hears_of_another_version_before_it_quantises(program, tmp_path, monkeypatch):
-    config = {"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 1, "vocab_size": 32,
-              "num_attention_heads": 4, "intermediate_size": 64, "max_position_embeddings": 64}  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_config(tmp_path, "llama")
     monkeypatch.setattr(trtllm_build, "installed_version", lambda: "1.2.0")
     spec = BuildSpec(str(tmp_path), tmp_path / "e", "tensorrt")
     job = tensorrt.target.prepare(spec, open_checkpoint(str(tmp_path), weights=False))

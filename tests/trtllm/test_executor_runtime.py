@@ -3,7 +3,6 @@
 import json
 import shutil
 import sys
-import time
 from contextlib import closing, nullcontext
 from types import SimpleNamespace
 
@@ -19,18 +18,14 @@ from tests.support.model_code import version_folder
 from tests.support.programs import install_program
 from tests.trtllm import standin_executor as standin
 from tests.trtllm.installed import MPIRUN, install_executor
-from tests.trtllm.runtime_requests import ask
+from tests.trtllm.runtime_requests import ask, collect
 from tests.trtllm.standin import XgrammarGrammar
 
 PARAMETERS = {
-    "batch_scheduler_policy": "guaranteed_no_evict",
-    "kv_cache_free_gpu_mem_fraction": "0.9",
-    "kv_cache_host_memory_bytes": "0",
-    "enable_kv_cache_reuse": "true",
-    "enable_chunked_context": "true",
-    "decoding_mode": "top_k_top_p",
-    "normalize_log_probs": "false",
-}
+    "batch_scheduler_policy": "guaranteed_no_evict", "kv_cache_free_gpu_mem_fraction": "0.9",
+    "kv_cache_host_memory_bytes": "0", "enable_kv_cache_reuse": "true", "enable_chunked_context": "true",
+    "decoding_mode": "top_k_top_p", "normalize_log_probs": "false",
+}  # fmt: skip
 CARD = {"max_batch_size": 4, "end_ids": [99, 98]}
 
 
@@ -53,20 +48,6 @@ def runtime(folder):
     yield made
     made.close()
     assert standin.Executor.made[-1].down
-
-
-def collect(runtime, seconds=60.0):
-    """{key: [tokens, log-probs, finish, error, cached]} of everything that runs."""
-    found: dict[int, list] = {}
-    deadline = time.monotonic() + seconds
-    while runtime.has_work():
-        assert time.monotonic() < deadline
-        for output in runtime.step():
-            one = found.setdefault(output.key, [[], [], "", "", output.cached])
-            one[0] += output.token_ids
-            one[1] += output.log_probs
-            one[2], one[3] = output.finish, output.error
-    return found
 
 
 def test_tokens_log_probabilities_and_reasons(runtime):

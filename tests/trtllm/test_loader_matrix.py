@@ -113,13 +113,12 @@ LAYOUTS = [(family, tp, pp) for family in required.KINDS for tp, pp in ((1, 1), 
 
 @pytest.fixture
 def export(sources, tmp_path):
-    from llmops.build.quantize.calibration import CalibrationSettings
-
-    def run(family, quant, kv="auto", tp=2, pp=1, dtype=None, target="tensorrt", form=None):
-        form, folder = form or format_of(quant, target), tmp_path / "c"
-        settings = CalibrationSettings(size=1, seq_len=8)
-        how = {"kv_cache": kv, "group_size": group_of(quant, tp), "settings": settings}
-        models.export_quantised(sources(family), folder, form, target, layout=(tp, pp), dtype=dtype, **how)
+    def run(family, quant, kv="auto", tp=2, target="tensorrt", form=None, **more):
+        folder, how = (
+            tmp_path / "c",
+            {"tp": tp, "kv": kv, "group": group_of(quant, tp), "size": 1, "seq_len": 8, **more},
+        )
+        models.export_quantised(sources(family), folder, form or format_of(quant, target), target, **how)
         return folder
 
     return run
@@ -170,7 +169,7 @@ def test_an_engine_checkpoint_has_what_trtllm_build_loads(export, family, quant,
 
 @pytest.mark.parametrize(("family", "tp", "pp"), LAYOUTS)
 def test_each_layout_has_what_the_engine_loads(export, family, tp, pp):
-    check_ranks(export(family, "fp8", "fp8", tp, pp), family, "fp8", "fp8", tp, pp)
+    check_ranks(export(family, "fp8", "fp8", tp, pp=pp), family, "fp8", "fp8", tp, pp)
 
 
 def stored(folder):

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from llmops.build.engine_folder.manifest import EngineManifest
-from llmops.cli.main import cli
 from llmops.errors import InputError, VersionMismatchError
+from tests.support.commands import llmops
 from tests.support.manifests import engine_manifest
 
 
@@ -27,9 +26,7 @@ def engine(folder: Path, target: str = "pytorch", weights: str = "fp8", **argume
 
 
 def run(*words: object) -> str:
-    result = CliRunner().invoke(cli, ["upgrade", *map(str, words)], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
+    return llmops("upgrade", *words).output
 
 
 def test_the_plain_case_says_what_happens_and_rewrites(tmp_path: Path) -> None:

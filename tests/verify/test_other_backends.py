@@ -1,6 +1,5 @@
-"""Tests of differences between NVIDIA's C++ backend and our engine model.
-
-The command `verify` must not report them as faults.
+"""Scripted backends: what NVIDIA's does otherwise than our engine model is no fault, and the fault of an engine that
+answers every request and is broken all the same is named.
 """
 
 import asyncio
@@ -9,6 +8,7 @@ import struct
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from grpc import aio
@@ -18,9 +18,9 @@ from llmops.build.trtllm.release_profiles import profiles_per_release
 from llmops.gateway.interfaces import Capabilities
 from llmops.gateway.telemetry.metric_definitions import ENGINE_BLOCKS
 from llmops.perf.verify import capacity
-from llmops.perf.verify.contract import guided, sampling
+from llmops.perf.verify.contract import guided, kv_cache_reports, outputs, sampling
 from llmops.perf.verify.engine_context import EngineContext
-from llmops.perf.verify.findings import Finding, WrongError
+from llmops.perf.verify.findings import Finding, VerifyCheck, WrongError
 from llmops.perf.verify.probe import Probe
 from llmops.perf.verify.speed import MeasuredSpeed, suspects
 
@@ -42,13 +42,16 @@ def response(sequence: int, ids: list[int], log_probs: list[float]) -> service_p
     return made
 
 
+def asked(request: service_pb2.ModelInferRequest, name: str = "request_output_len") -> int:
+    """Return an INT32 input of a request, 1 where it has none."""
+    inputs = dict(zip((one.name for one in request.inputs), request.raw_input_contents, strict=True))
+    return struct.unpack("<i", inputs.get(name, b"\1\0\0\0"))[0]
+
+
 def accumulating(request: service_pb2.ModelInferRequest) -> list[service_pb2.ModelStreamInferResponse]:
     """The new ids of a stream, the log-probabilities of all so far; each sequence that was asked for."""
-    asked = dict(zip((one.name for one in request.inputs), request.raw_input_contents, strict=True))
-    many = struct.unpack("<i", asked.get("num_return_sequences", struct.pack("<i", 1)))[0]
-    new = struct.unpack("<i", asked["request_output_len"])[0]
-    scores = [-0.5 - at for at in range(new)]
-    return [response(one, [100 + at], scores[: at + 1]) for at in range(new) for one in range(many)]
+    many, scores = asked(request, "num_return_sequences"), [-0.5 - at for at in range(asked(request))]
+    return [response(one, [100 + at], scores[: at + 1]) for at in range(len(scores)) for one in range(many)]
 
 
 class Call:
@@ -90,9 +93,13 @@ def test_log_probabilities_that_accumulate_over_a_stream() -> None:
     assert (heard.ids, heard.scores) == ([100, 101, 102, 103], [-0.5, -1.5, -2.5, -3.5])
 
 
+def run(checks: list[VerifyCheck], name: str, engine: Any) -> Finding:
+    (check,) = [one for one in checks if one.name == name]
+    return asyncio.run(check.run(engine))
+
+
 def sequences(answer: Callable[[Any], list[Any]]) -> Finding:
-    (check,) = [one for one in sampling.CHECKS if one.name == "n sequences"]
-    return asyncio.run(check.run(desk(answer)))
+    return run(sampling.CHECKS, "n sequences", desk(answer))
 
 
 def test_sequences_that_are_honoured_though_not_announced() -> None:
@@ -120,8 +127,7 @@ def test_a_broken_grammar_is_not_sent_to_a_backend_that_ends_all_answers_over_it
     sent: list[Any] = []
     engine = desk(lambda request: [sent.append(request)])
     engine.metadata.capabilities = Capabilities(guided=("regex",))
-    (check,) = [one for one in guided.CHECKS if one.name == "guided: a guide that is not a grammar"]
-    assert asyncio.run(check.run(engine)).verdict == "unseen"
+    assert run(guided.CHECKS, "guided: a guide that is not a grammar", engine).verdict == "unseen"
     assert not sent
 
 
@@ -137,8 +143,7 @@ def test_a_guided_answer_ends_at_every_end_token_of_the_model() -> None:
         return SimpleNamespace(ids=[])
 
     metadata = SimpleNamespace(capabilities=Capabilities(guided=("json",)), end_ids=(2, 3, 4))
-    (check,) = [one for one in guided.CHECKS if one.name == "guided: json"]
-    asyncio.run(check.run(SimpleNamespace(metadata=metadata, same=same, tokenizer=None)))  # type: ignore[arg-type]
+    run(guided.CHECKS, "guided: json", SimpleNamespace(metadata=metadata, same=same, tokenizer=None))
     assert (sent["end_id"], sent["stop_words_list"]) == (2, [[3], [4]])
 
 
@@ -171,12 +176,40 @@ def test_a_cache_that_holds_no_whole_sequence(blocks: int, verdict: str) -> None
     async def read() -> dict[tuple[str, str], float]:
         return {(ENGINE_BLOCKS, "max"): blocks, (ENGINE_BLOCKS, "tokens_per"): 32}
 
-    engine: Any = SimpleNamespace(
-        metadata=SimpleNamespace(max_seq_len=4096), gauges=SimpleNamespace(read=read), manifest=None
-    )
-    (check,) = [one for one in capacity.CHECKS if one.name == "KV cache"]
-    try:
-        found = asyncio.run(check.run(engine)).verdict
-    except WrongError:
-        found = "wrong"
-    assert found == verdict
+    gauges = SimpleNamespace(read=read)
+    engine = SimpleNamespace(metadata=SimpleNamespace(max_seq_len=4096), gauges=gauges, manifest=None)
+    assert run(capacity.CHECKS, "KV cache", engine).verdict == verdict
+
+
+# -- Broken engines. No real one has these faults any longer
+
+
+def scored(score: float) -> EngineContext:
+    """An engine that gives each token this score: NVIDIA's C++ backend scores the one candidate of a greedy draw so."""
+    engine = desk(lambda request: [response(0, [100 + at], [score]) for at in range(asked(request))])
+    engine.metadata.capabilities = Capabilities(n=1, seed=True, logprobs=True)
+    engine.metadata.vocab_size = 512
+    return engine
+
+
+def test_scores_that_are_zero_are_no_fault_of_a_greedy_answer() -> None:
+    """The C++ backend normalises the scores of one candidate to 0 for engines that ask for it."""
+    healthy = scored(0.0)
+    healthy.probe.inputs["return_log_probs"] = "BOOL"
+    assert run(outputs.CHECKS, "log-probabilities", healthy).verdict == "works"
+
+
+def test_an_engine_that_never_draws() -> None:
+    engine = scored(-1.5)
+    engine.probe.inputs.update(dict.fromkeys(("temperature", "runtime_top_p"), "FP32"), seed="UINT64")
+    with pytest.raises(WrongError, match="ignores the temperature"):
+        run(sampling.CHECKS, "drawing", engine)
+
+
+def test_gauges_that_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_cache_reports, "_PATIENCE", 0.2)
+    engine = scored(-1.5)
+    engine.metadata.max_seq_len = 4096
+    engine.gauges = AsyncMock(**{"read.return_value": {("nv_trt_llm_kv_cache_block_metrics", "used"): 7.0}})
+    with pytest.raises(WrongError, match="reader of statistics has stopped"):
+        run(kv_cache_reports.CHECKS, "KV gauges", engine)

@@ -43,10 +43,12 @@ def wrong_template(engine: Path) -> None:
 
 
 def swapped_ranks(exported: Path) -> None:
-    first, second = exported / "rank0.safetensors", exported / "rank1.safetensors"
-    first.rename(exported / "away")
-    second.rename(first)
-    (exported / "away").rename(second)
+    for old, new in (
+        ("rank0.safetensors", "away"),
+        ("rank1.safetensors", "rank0.safetensors"),
+        ("away", "rank1.safetensors"),
+    ):
+        (exported / old).rename(exported / new)
 
 
 def wrong_scale(exported: Path) -> None:
@@ -85,7 +87,6 @@ def engines(tiny_checkpoint: Path, tiny_engine: Path, tmp_path_factory: pytest.T
     """A sound engine, one with each fault, and an FP8 one without any."""
     from llmops.build.checkpoint import open_checkpoint
     from llmops.build.quant_formats import FORMATS
-    from llmops.build.quantize.calibration import CalibrationSettings
 
     root = tmp_path_factory.mktemp("planted")
     found = [tiny_engine]
@@ -94,8 +95,7 @@ def engines(tiny_checkpoint: Path, tiny_engine: Path, tmp_path_factory: pytest.T
         plant(root / name)
         found.append(renamed(root / name))
     source = open_checkpoint(str(tiny_checkpoint))
-    how = {"kv_cache": "auto", "group_size": None, "settings": CalibrationSettings(size=8, seq_len=64)}
-    export_quantised(source, root / "export", FORMATS["fp8"], "tensorrt", layout=(2, 1), **how)
+    export_quantised(source, root / "export", FORMATS["fp8"], "tensorrt", tp=2, size=8, seq_len=64)
     golden = EngineManifest.load(tiny_engine).golden
     plants: dict[str, Callable[[Path], None]] = {
         "fp8": lambda folder: None, "ranks": swapped_ranks, "scale": wrong_scale,
