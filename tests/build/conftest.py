@@ -30,14 +30,12 @@ VARIANTS = {
 }
 
 
-def write_tokenizer(folder: Path, vocab_size: int = 300, chat: bool = True) -> None:
+def write_tokenizer(folder: Path) -> None:
     """A byte-level BPE tokenizer with a bos, an eos and a chat template."""
     text = "the cat sat on the mat and the dog ran after it"
-    tokenizer = byte_level_tokenizer([text] * 8, vocab_size, ["<s>", "</s>"])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"bos_token": "<s>", "eos_token": "</s>"}
-    if chat:
-        config["chat_template"] = "{% for m in messages %}{{ m.content }}</s>{% endfor %}"
+    byte_level_tokenizer([text] * 8, 300, ["<s>", "</s>"]).save(str(folder / "tokenizer.json"))
+    template = "{% for m in messages %}{{ m.content }}</s>{% endfor %}"
+    config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 

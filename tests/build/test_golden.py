@@ -4,6 +4,11 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("openvino")
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
 from llmops.build.checkpoint import open_checkpoint
 from llmops.build.checkpoint.golden_prompts import TOKENS, golden_prompts, golden_texts
 from llmops.build.engine_folder.manifest import EngineManifest
@@ -20,7 +25,6 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("torch")
     folder = write_checkpoint(tmp_path_factory.mktemp("tiny"), "llama", fitted=True)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return folder
@@ -28,10 +32,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_build_keeps_what_transformers_answers(tiny: Path, tmp_path: Path) -> None:
     """Also of a quantised build: the answers are the source's."""
-    pytest.importorskip("openvino")
-    import torch
-    from transformers import AutoModelForCausalLM
-
     build(BuildSpec(str(tiny), tmp_path / "engine", quant="int8"))
     native_golden_answers = EngineManifest.load(tmp_path / "engine").golden
     assert native_golden_answers is not None
@@ -49,7 +49,6 @@ def test_a_build_keeps_what_transformers_answers(tiny: Path, tmp_path: Path) -> 
 
 def test_a_build_without_the_memory_for_the_source_keeps_none_and_says_so(tiny, tmp_path, monkeypatch):
     """`tiny` has 32-bit weights, and OpenVINO holds them twice more: half of that is not enough."""
-    pytest.importorskip("openvino")
     from llmops.build.targets.openvino import native_golden_answers
 
     parameters, progress = open_checkpoint(str(tiny)).parameters, SilentProgress()
@@ -60,8 +59,6 @@ def test_a_build_without_the_memory_for_the_source_keeps_none_and_says_so(tiny, 
 
 
 def test_prompts_are_rendered_as_transformers_does_on_any_day(tiny: Path) -> None:
-    from transformers import AutoTokenizer
-
     tokenizer = AutoTokenizer.from_pretrained(tiny)
     prompts = golden_prompts(tiny)
     for prompt in prompts:
@@ -71,8 +68,6 @@ def test_prompts_are_rendered_as_transformers_does_on_any_day(tiny: Path) -> Non
 
 def test_a_template_that_marks_the_assistants_text_has_golden_prompts(tmp_path: Path) -> None:
     """SmolLM3 has such a template. transformers renders the text inside (chat_template_utils.py, AssistantTracker)."""
-    from transformers import AutoTokenizer
-
     folder = write_checkpoint(tmp_path / "tiny", "llama")
     marked = "{% for m in messages %}{% if m.role == 'user' %}[{{ m.content }}]{% endif %}{% endfor %}"
     (folder / "chat_template.jinja").write_text(marked + "{% generation %}> {% endgeneration %}")

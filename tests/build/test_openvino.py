@@ -5,12 +5,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
 
+from llmops.build.checkpoint.weight_sources import Weight
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.build.job.build_engine import build
 from llmops.build.spec import BuildSpec
+from llmops.build.targets.openvino.weight_compression import Int4Storage, Int8Storage
 from llmops.errors import CheckpointError, InputError
 from tests.support.engines import int8_smollm2_engine
 from tests.support.tiny_models import edit_config
@@ -23,9 +27,6 @@ PROMPT = np.array([[0, 17, 250, 33, 9, 120, 64, 5, 201, 77, 12]])
 
 
 def reference_logits(folder: Path, ids: np.ndarray) -> np.ndarray:
-    import torch
-    from transformers import AutoModelForCausalLM
-
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         return model(torch.tensor(ids)).logits.numpy()
@@ -79,8 +80,6 @@ def test_other_families_go_through_optimum_intel(tmp_path: Path) -> None:
 
 
 def matrix_from(storage: Any, values: np.ndarray, blocks: str | None = None, data: Any = None) -> np.ndarray:
-    from llmops.build.checkpoint.weight_sources import Weight
-
     weight = Weight(values if data is None else data, values.shape, "f32", blocks)
     node = storage.matrix(weight)
     anchor = ov.opset13.parameter([1], np.float32)
@@ -94,8 +93,6 @@ def matrix_from(storage: Any, values: np.ndarray, blocks: str | None = None, dat
 )
 def test_compressed_weights_are_within_one_step(seed: int, shift: float, size: float, levels: int) -> None:
     """Rounding a value costs half a step, rounding the zero point another half."""
-    from llmops.build.targets.openvino.weight_compression import Int4Storage, Int8Storage
-
     values = ((np.random.default_rng(seed).standard_normal((6, 64)) + shift) * size).astype(np.float32)
     group = 32 if levels == 15 else 64
     got = matrix_from(Int4Storage(32) if levels == 15 else Int8Storage(), values)
@@ -107,20 +104,14 @@ def test_compressed_weights_are_within_one_step(seed: int, shift: float, size: f
 @pytest.mark.parametrize("quant", ["int8", "int4"])
 def test_a_quantised_engine_computes_with_its_rounded_weights(quant: str, tiny: Path, tmp_path: Path) -> None:
     """Against transformers with the same matrices rounded; which ones are, and how far, is checked above."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from llmops.build.targets.openvino.weight_compression import Int4Storage, Int8Storage
-
     manifest, _ = build(BuildSpec(checkpoint=str(tiny), output=tmp_path / "engine", quant=quant))
     assert (manifest.quantisation.weights, manifest.quantisation.group_size) == (quant, {"int4": 32}.get(quant))
     model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32).eval()
     for name, parameter in model.named_parameters():
         whole = "embed_tokens" in name or "lm_head" in name or quant == "int8"
         if parameter.dim() == 2:
-            parameter.data = torch.tensor(
-                matrix_from(Int8Storage() if whole else Int4Storage(32), parameter.data.numpy())
-            )
+            storage = Int8Storage() if whole else Int4Storage(32)
+            parameter.data = torch.tensor(matrix_from(storage, parameter.data.numpy()))
     with torch.no_grad():
         expected = model(torch.tensor(PROMPT)).logits.numpy()
     logits = run(tmp_path / "engine" / "model", PROMPT, [6, 5], {**EXACT, "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"})

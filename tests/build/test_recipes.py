@@ -44,9 +44,8 @@ def test_it_fits_the_machine_that_it_names(name):
     precision = find_precision("bf16" if plan.quantisation == "none" else plan.quantisation, model)
     limits = PlannedLimits(plan.max_batch_size, plan.max_num_tokens, plan.max_seq_len, plan.kv_cache_fraction)
     kv = find_kv(plan.kv_cache_dtype, precision)
-    memory = plan_memory(
-        model, precision, kv, ParallelLayout(plan.tp_size, 1, plan.ep_size), find_gpu(plan.gpu), limits
-    )
+    layout = ParallelLayout(plan.tp_size, 1, plan.ep_size)
+    memory = plan_memory(model, precision, kv, layout, find_gpu(plan.gpu), limits)
     assert memory.fits
     assert memory.kv_cache > 0.1 * memory.total
 

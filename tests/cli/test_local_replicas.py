@@ -154,9 +154,7 @@ async def tritons():
         ({"tokenizer": "", "template": ""}, ""),
     ],
 )
-async def test_replicas_that_run_already_are_compared_with_those_of_the_settings(
-    tritons, monkeypatch, changed, differences
-):
+async def test_replicas_that_run_already_are_compared(tritons, monkeypatch, changed, differences):
     monkeypatch.setattr(local_replicas, "verify_quickly", read_nothing)
     old, new = tritons
     new.card = {**CARD, **changed}

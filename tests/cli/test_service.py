@@ -2,7 +2,6 @@
 
 import json
 import re
-from contextlib import nullcontext
 from pathlib import Path
 
 import jsonschema
@@ -19,6 +18,7 @@ from llmops.cli.service.command_defaults import default_quant
 from llmops.cli.service.service_file import read, schema
 from llmops.cli.service.template import cpu_template, default_model_name
 from llmops.errors import InputError
+from tests.support.commands import llmops
 
 EXAMPLE = """
 models:
@@ -99,27 +99,25 @@ def test_what_is_wrong_is_named(tmp_path, content, words):
 
 
 @pytest.mark.parametrize(
-    ("change", "fits"),
+    "change",
     [
-        (lambda content: content, True),
-        (lambda content: content["profiles"]["busy"]["gateway"].update(workers="many"), False),
-        (lambda content: content["models"]["llama-70b"].update(replica=1), False),
-        (lambda content: content["models"]["llama-70b"]["build"].update(target="vllm"), False),
-        (lambda content: content["gateway"].update(wrkers=1), False),
-        (lambda content: content["profiles"]["laptop"]["models"]["llama-70b"].update(slow=1), False),
-        (lambda content: content.pop("models"), False),
+        lambda content: content["profiles"]["busy"]["gateway"].update(workers="many"),
+        lambda content: content["models"]["llama-70b"].update(replica=1),
+        lambda content: content["models"]["llama-70b"]["build"].update(target="vllm"),
+        lambda content: content["gateway"].update(wrkers=1),
+        lambda content: content["profiles"]["laptop"]["models"]["llama-70b"].update(slow=1),
+        lambda content: content.pop("models"),
     ],
 )
-def test_editors_know_the_file_by_its_schema(tmp_path, change, fits):
-    content = yaml.safe_load(EXAMPLE)
-    change(content)
-    checker = jsonschema.Draft202012Validator(schema())
+def test_editors_know_the_file_by_its_schema(file, change):
+    content, checker = yaml.safe_load(EXAMPLE), jsonschema.Draft202012Validator(schema())
     checker.check_schema(schema())
-    assert checker.is_valid(content) is fits
-    path = tmp_path / "llmops.yaml"
-    path.write_text(yaml.safe_dump(content))
-    with nullcontext() if fits else pytest.raises(InputError):
-        read(path)
+    assert checker.is_valid(content)
+    change(content)
+    assert not checker.is_valid(content)
+    file.write_text(yaml.safe_dump(content))
+    with pytest.raises(InputError):
+        read(file)
 
 
 def test_a_command_has_from_the_file_what_is_not_typed(file):
@@ -156,15 +154,14 @@ def test_a_checkpoint_that_comes_quantised_stays_as_it_is_where_no_format_is_nam
 
 
 def test_a_command_runs_for_each_model_or_for_those_that_are_named(file):
-    run = CliRunner().invoke
     both = ["build", "-f", str(file), "--profile", "busy", "--dry-run"]
-    assert re.findall(r"^writes up to .* to (.*)$", run(cli, both).output, re.M) == [
+    assert re.findall(r"^writes up to .* to (.*)$", llmops(*both).output, re.M) == [
         str(file.parent / "engines" / name) for name in ("llama-70b", "small")
     ]
-    one = run(cli, [*both, "--model", "small"]).output
+    one = llmops(*both, "--model", "small").output
     assert "smollm2: LlamaForCausalLM" in one
     assert "Llama-3.3" not in one
-    missing = run(cli, [*both, "--model", "big"])
+    missing = CliRunner().invoke(cli, [*both, "--model", "big"])
     assert missing.exit_code == 2
     assert "has no model 'big'; choose llama-70b or small." in missing.output
 
@@ -184,8 +181,7 @@ def test_init_writes_what_was_planned_and_never_over_a_file(tmp_path):
     load = ["--qps", "10", "--isl", "3000", "--osl", "400", "--ttft-p95", "500ms", "--tpot-p95", "50ms"]
     build = ["--gpu", "h100", "--quant", "fp8", "-o", str(file)]
     command = ["init", "meta-llama/Llama-3.1-8B-Instruct", *load, *build]
-    result = CliRunner().invoke(cli, command, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
+    llmops(*command)
     (name, model), *others = read(file).service.models.items()
     assert (name, others) == ("llama-3.1-8b-instruct", [])
     assert (model.build.gpu, model.build.quant, model.traffic.qps) == ("h100-sxm", "fp8", 10)
@@ -194,7 +190,7 @@ def test_init_writes_what_was_planned_and_never_over_a_file(tmp_path):
     assert read(file, "laptop").service.models[name].checkpoint == "smollm2"
     assert json.loads((tmp_path / "llmops.schema.json").read_text()) == schema()
     with pytest.raises(InputError, match="already exists"):
-        CliRunner().invoke(cli, command, catch_exceptions=False)
+        llmops(*command)
 
 
 def described(folder: Path, engine: Path, **build: object) -> Path:
@@ -232,4 +228,4 @@ def test_a_wrong_field_of_the_llm_api_in_the_file_is_one_sentence(tmp_path):
     path = tmp_path / "llmops.yaml"
     path.write_text("models: {a: {checkpoint: smollm2, build: {target: pytorch, set: {llm.kv_cache_confg: 1}}}}")
     with pytest.raises(InputError, match=r"llmops\.yaml, models\.a, and the options: .* no field kv_cache_confg"):
-        CliRunner().invoke(cli, ["build", "-f", str(path)], catch_exceptions=False)
+        llmops("build", "-f", path)

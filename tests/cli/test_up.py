@@ -6,8 +6,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -20,6 +18,7 @@ from llmops.cli.up import DEMO_TOKENS, _announce, command
 from llmops.errors import InputError, ResourceError, ServerError
 from tests.model_repository.test_launch import echo_repository
 from tests.model_repository.test_multi_gpu import engine, marker
+from tests.support import forked_cli
 from tests.support.live_process import LLMOPS, LiveProcess
 from tests.support.nvidia_smi import install_nvidia_smi
 from tests.support.processes import descendants, runs
@@ -186,8 +185,7 @@ def test_replicas_get_gpus_of_their_own(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_taken_port_is_known_before_anything_is_built(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        command = [sys.executable, "-m", "llmops.cli", "up", "--port", str(port), "--dir", str(tmp_path / "x")]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=GENEROUS)
+        ended = forked_cli.run("up", "--port", port, "--dir", tmp_path / "x")
     assert ended.returncode == 1
     assert f"cannot listen on 127.0.0.1:{port}" in ended.stderr
     assert not (tmp_path / "x").exists()

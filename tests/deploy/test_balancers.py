@@ -69,9 +69,8 @@ class Upstream:
                 await reader.readexactly(int(length[1]) if length else 0)
                 if head.startswith("GET"):
                     self.got.append(head.split()[1])
-                    writer.write(
-                        b"HTTP/1.1 %s\r\ncontent-length: 0\r\n\r\n" % (b"200 OK" if self.healthy else b"503 No")
-                    )
+                    status = b"200 OK" if self.healthy else b"503 No"
+                    writer.write(b"HTTP/1.1 %s\r\ncontent-length: 0\r\n\r\n" % status)
                     continue
                 writer.write(
                     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -141,9 +140,8 @@ async def test_a_gateway_that_ends_loses_no_stream(make, tmp_path, card):
             await eventually(lambda: refuses(int(addresses[0].rpartition(":")[2])))
             later = [asyncio.create_task(stream(client)) for _ in range(20)]
             # one that has ended by now says why below
-            await eventually(
-                lambda: triton.active == STREAMS + len(later) or any(one.done() for one in [*streams, *later])
-            )
+            reached = len(streams) + len(later)
+            await eventually(lambda: triton.active == reached or any(one.done() for one in [*streams, *later]))
             going_on.set()
             answers = await asyncio.gather(*streams, *later)
         assert [answer for answer in answers if answer != "[DONE]"] == []

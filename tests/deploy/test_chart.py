@@ -43,14 +43,22 @@ FIELDS = {
 }
 
 ALONE = {**BASE, "open": True, "control": {"enabled": False}}
+CLOUD = {"url": "https://a.example/v1", "key_env": "KEY"}
+
+
+def settings(**given: object) -> dict:
+    return {**KEYS, "gateway": {"settings": given}}
+
+
+def watched(**given: object) -> dict:
+    return {**KEYS, "monitoring": {"enabled": True, **given}}
+
+
 REFUSED: list[tuple[dict, str]] = [
     ({**BASE, "engines": {"one": ONE}}, "set secrets.store.name, or control.enabled=false"),
     ({**ALONE, "open": False, "engines": {"one": ONE}}, "or open=true"),
     ({**KEYS, "open": True}, "open=true answers everyone without a key"),
-    (
-        {**KEYS, "gateway": {"settings": {"traces": {"endpoint": "https://me:hunter2@traces.example/v1/traces"}}}},
-        "URL with a user or a password",
-    ),
+    (settings(traces={"endpoint": "https://me:hunter2@traces.example/v1/traces"}), "URL with a user or a password"),
     *(
         # Kubernetes drops a field that it does not know, and a rule without fields allows everything.
         ({**KEYS, "network": {**KEYS["network"], **rules}}, "network")
@@ -72,15 +80,9 @@ REFUSED: list[tuple[dict, str]] = [
         {**KEYS, "engines": {"a": {**ONE, "autoscaling": {"enabled": True, "min": 5}}}},
         "engines.a.autoscaling has min 5 and max 4",
     ),
-    (
-        {**KEYS, "gateway": {"settings": {"providers": {"cloud": {"url": "https://a.example/v1", "key_env": "KEY"}}}}},
-        "set secrets.environment.name to a Secret",
-    ),
-    ({**KEYS, "monitoring": {"enabled": True}}, "set monitoring.runbooks to its URL"),
-    (
-        {**KEYS, "monitoring": {"enabled": True, "runbooks": "https://wiki.example"}},
-        "set monitoring.key.name to a Secret with it",
-    ),
+    (settings(providers={"cloud": CLOUD}), "set secrets.environment.name to a Secret"),
+    (watched(), "set monitoring.runbooks to its URL"),
+    (watched(runbooks="https://wiki.example"), "set monitoring.key.name to a Secret with it"),
 ]
 
 
@@ -440,30 +442,27 @@ def test_who_may_reach_whom():
         "console": Pod({"app": "console"}),
         "prometheus": Pod({}, "monitoring"),
     }
+    engines, ports = ("engine", "leader", "worker"), (9000, 9100, 8000, 8001, 8002, 22)
     reached = {
-        (source, target, port)
+        source: {
+            (target, port)
+            for target in ("gateway", "control", *engines)
+            for port in ports
+            if source != target and allowed(policies, found[source], found[target], port)
+        }
         for source in found
-        for target in ("gateway", "control", "engine", "leader", "worker")
-        for port in (9000, 9100, 8000, 8001, 8002, 22)
-        if source != target and allowed(policies, found[source], found[target], port)
     }
-    every = {8000, 8001, 8002, 22, 9000, 9100}
     assert reached == {
-        ("app", "gateway", 9000),
-        ("control", "gateway", 9000),
-        ("prometheus", "gateway", 9000),
-        ("console", "control", 9100),
-        ("prometheus", "control", 9100),
-        ("gateway", "engine", 8001),
+        "gateway": {(one, 8001) for one in engines},
         # the new replicas of a roll-out are checked
-        *(("control", target, 8001) for target in ("engine", "leader", "worker")),
-        ("gateway", "leader", 8001),
-        ("gateway", "worker", 8001),
-        ("prometheus", "engine", 8002),
-        ("prometheus", "leader", 8002),
-        ("prometheus", "worker", 8002),
-        *(("leader", "worker", port) for port in every),
-        *(("worker", "leader", port) for port in every),
+        "control": {("gateway", 9000), *((one, 8001) for one in engines)},
+        "engine": set(),
+        "leader": {("worker", port) for port in ports},
+        "worker": {("leader", port) for port in ports},
+        "app": {("gateway", 9000)},
+        "stranger": set(),
+        "console": {("control", 9100)},
+        "prometheus": {("gateway", 9000), ("control", 9100), *((one, 8002) for one in engines)},
     }
 
 

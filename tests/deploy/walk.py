@@ -118,9 +118,8 @@ def _is(peer: dict, pod: Pod) -> bool:
 def faults(objects: list[dict], existing: Existing, connections: Iterable[Connection]) -> list[str]:
     """Return a sentence for each reason why this release would not run as its values say."""
     configs = {one["metadata"]["name"] for one in objects if one["kind"] == "ConfigMap"}
-    found = [
-        f"{one['metadata']['name']} is no name" for one in objects if not DNS_LABEL.fullmatch(one["metadata"]["name"])
-    ]
+    names = [one["metadata"]["name"] for one in objects]
+    found = [f"{name} is no name" for name in names if not DNS_LABEL.fullmatch(name)]
     for label, template in pods(objects):
         spec = template["spec"]
         found += [f"{label}: {fault}" for fault in _volumes(spec, existing, configs)]

@@ -77,9 +77,7 @@ def test_an_example_applies_and_works(tree, name):
     done = subprocess.run(apply, cwd=tree, input=EXAMPLES[name], text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     command = [sys.executable, "-c", TRIALS[name]]
-    tried = subprocess.run(
-        command, cwd=tree, env={"PYTHONPATH": str(tree)}, text=True, capture_output=True, check=False
-    )
+    tried = subprocess.run(command, cwd=tree, env={"PYTHONPATH": str(tree)}, text=True, capture_output=True)
     assert tried.returncode == 0, tried.stderr
 
 

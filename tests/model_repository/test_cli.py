@@ -1,11 +1,8 @@
 """`llmops repo`, `serve` and `doctor` as a user runs them."""
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 
@@ -16,8 +13,10 @@ from llmops.cli.main import cli
 from llmops.model_repository.doctor import image, machine
 from llmops.model_repository.server import installation
 from tests.model_repository.test_generate import make_engine
-from tests.model_repository.test_launch import echo_repository, processes
+from tests.model_repository.test_launch import echo_repository
+from tests.support.live_process import LLMOPS, LiveProcess
 from tests.support.nvidia_smi import install_nvidia_smi
+from tests.support.processes import descendants, runs
 
 
 def run(*arguments: str) -> Result:
@@ -39,24 +38,19 @@ def test_repo_says_what_it_made_and_what_comes_next(tmp_path: Path) -> None:
 @pytest.mark.stack
 @pytest.mark.xdist_group("stack")
 def test_serve_says_when_it_is_ready_and_ends_on_sigterm(tmp_path: Path) -> None:
-    repository = echo_repository(tmp_path)
     ports = ["--http", "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
-    command = [sys.executable, "-c", "from llmops.cli.main import main; main()", "serve", str(repository), *ports]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
-    assert process.stdout is not None
-    ready = process.stdout.readline()
-    url = re.search(r"HTTP (http://[\d.:]+)", ready)
-    assert url, ready
-    assert urllib.request.urlopen(f"{url[1]}/v2/models/echo/ready", timeout=120).status == 200
-    assert process.stdout.readline() == (
-        "Open to this machine only: gRPC, metrics and HTTP. Metrics are closed by --no-metrics. "
-        "HTTP is closed without --http.\n"
+    serve = LiveProcess([*LLMOPS, "serve", str(echo_repository(tmp_path)), *ports], tmp_path / "log")
+    url = serve.found(r"^Ready.* HTTP (http://[\d.:]+)")
+    assert urllib.request.urlopen(f"{url}/v2/models/echo/ready", timeout=120).status == 200
+    serve.found(
+        r"(^Open to this machine only: gRPC, metrics and HTTP\. Metrics are closed by --no-metrics\. "
+        r"HTTP is closed without --http\.$)"
     )
-    (group,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(120) == 0
-    assert processes(group) == []
+    below = descendants(serve.pid)[1:]
+    assert below
+    serve.process.send_signal(signal.SIGTERM)
+    assert serve.process.wait(120) == 0
+    assert not any(map(runs, below))
 
 
 def test_doctor_is_content_with_a_machine_that_can_serve() -> None:

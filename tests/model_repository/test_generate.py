@@ -130,9 +130,7 @@ def test_a_repository_is_replaced_as_a_whole(engine: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("left", ["a", "other"])
-def test_the_rest_of_a_killed_process_with_the_same_id_is_not_published(
-    left: str, engine: Path, tmp_path: Path
-) -> None:
+def test_the_rest_of_a_killed_process_with_the_same_id_is_not_published(left, engine, tmp_path) -> None:
     """Before the fix, the other model was in the repository, and a rest of the same one stopped `llmops repo`."""
     (tmp_path / f".r.{os.getpid()}.new" / left / "1").mkdir(parents=True)
     generate_repository(read_engines([f"a={engine}"]), tmp_path / "r")

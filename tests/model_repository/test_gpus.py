@@ -80,9 +80,8 @@ def test_gpus_count_up_to_the_first_that_does_not_exist(monkeypatch, tmp_path, c
     install_nvidia_smi(monkeypatch, tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
     assert gpu_assignment.count_gpus() == seen
-    with pytest.raises(
-        ResourceError, match=f"need 2 GPUs, but CUDA_VISIBLE_DEVICES={chosen} leaves {seen}: serve fewer"
-    ):
+    said = f"need 2 GPUs, but CUDA_VISIBLE_DEVICES={chosen} leaves {seen}: serve fewer"
+    with pytest.raises(ResourceError, match=said):
         check_gpu_count(2)
 
 
@@ -108,7 +107,7 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setattr(collectives.shutil, "disk_usage", lambda path: Usage(8 << 30, 0, 8 << 30))
     limits = "Limit                     Soft Limit           Hard Limit           Units\n"
     _write(
-        tmp_path / "proc/self/limits", limits + "Max locked memory         unlimited            unlimited    bytes\n"
+        tmp_path / "proc/self/limits", f"{limits}Max locked memory         unlimited            unlimited    bytes\n"
     )
     for switch in range(4):
         _write(tmp_path / f"proc/driver/nvidia-nvswitch/devices/0000:0{switch}:00.0", "")

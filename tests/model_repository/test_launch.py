@@ -257,11 +257,8 @@ def failed(line: str, ending: str, said: str) -> tuple[str, str, str]:
     forever for the ranks that wait for another (NVIDIA/TensorRT-LLM #16342, #17817), and for those that Open MPI did
     not spawn: mpi4py's thread ends with the exception, and its futures stay pending (seen with 4.1.2).
     """
-    return (
-        "import time",
-        f"print({line!r}, flush=True); {ending}",
-        rf"^Triton did not start: TensorRT-LLM failed {said}\.$",
-    )
+    load = f"print({line!r}, flush=True); {ending}"
+    return "import time", load, rf"^Triton did not start: TensorRT-LLM failed {said}\.$"
 
 
 FAILURES = {
@@ -429,9 +426,8 @@ def test_a_python_for_which_the_extra_has_no_wheel_is_told_which_one_has(monkeyp
         assert marker.evaluate({"python_version": f"3.{minor}"}) is ((3, minor) < first)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr(installation, "FIRST_PYTHON_WITHOUT_NUMPY_1", sys.version_info[:2])
-    with pytest.raises(
-        MissingDependencyError, match=r"has no wheels for Python 3\.\d+: install llmops with Python 3.12"
-    ):
+    said = r"has no wheels for Python 3\.\d+: install llmops with Python 3.12"
+    with pytest.raises(MissingDependencyError, match=said):
         start_triton(repository, ports=ANY)
 
 

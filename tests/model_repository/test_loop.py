@@ -73,7 +73,7 @@ class RecordingSink:
         self.begun.set()
 
     def add_tokens(
-        self, sequence: int, ids: list[int], log_probs: list[float], finished: bool, last_sequence: bool, tops: Any
+        self, sequence: int, ids: list[int], log_probs: Any, finished: bool, last_sequence: bool, *_
     ) -> None:
         self.events.append((sequence, ids, finished))
         if last_sequence:

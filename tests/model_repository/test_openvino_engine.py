@@ -81,9 +81,7 @@ class Engine:
         self.loop = EngineLoop(runtime, lambda stats: None, self.errors.append, max_open=1000)
         self.loop.start()
 
-    def ask(
-        self, new: int = 32, guide: tuple[str, str] | None = None, sink: Sink | None = None, caller: str = ""
-    ) -> Sink:
+    def ask(self, new: int, guide: tuple[str, str] | None = None, sink: Sink | None = None, caller: str = "") -> Sink:
         sink = sink or Sink()
         request = RuntimeRequest(
             np.array(self.prompt), new, end_ids=frozenset([2]) if guide else frozenset(), guide=guide,
@@ -211,9 +209,8 @@ def test_who_brings_many_heavy_grammars_waits_for_them_alone(start: Callable[...
     engine.ask(8).finish()  # the engine has taken those before it
     lane.let_go.set()
     assert quick.finish().error is None
-    assert lane.kinds.index("regex") <= 2, (
-        "it waited for the one that was being measured, one turn, and not for the others"
-    )
+    waited = "it waited for the one that was being measured, one turn, and not for the others"
+    assert lane.kinds.index("regex") <= 2, waited
     assert sum(sink.over.is_set() for sink in heavy) < 5
     for sink in heavy:
         sink.cancelled = True

@@ -65,7 +65,6 @@ def test_a_file_in_the_place_of_the_backends_is_one_sentence(tmp_path: Path, mon
     pytest.importorskip("pytriton")
     monkeypatch.setenv("LLMOPS_CACHE", str(tmp_path))
     put(tmp_path / "triton-backends")
-    with pytest.raises(
-        ResourceError, match=r"triton-backends/.* cannot be created \(Not a directory\); remove any file"
-    ):
+    said = r"triton-backends/.* cannot be created \(Not a directory\); remove any file"
+    with pytest.raises(ResourceError, match=said):
         find_installation()

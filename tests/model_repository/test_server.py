@@ -96,9 +96,8 @@ def test_broken_guides_are_refused_and_harm_nobody(client: EngineClient, prompt:
     errors = [error for *_, error in seen if error]
     assert len(errors) == len(BROKEN)
     assert all(error.startswith("guided_decoding_guide: ") for error in errors)
-    assert [
-        int(t) for _, tensors, _, _ in seen if "output_ids" in tensors for t in tensors["output_ids"].flat
-    ] == expected
+    answers = [tensors["output_ids"] for _, tensors, _, _ in seen if "output_ids" in tensors]
+    assert [int(token) for ids in answers for token in ids.flat] == expected
 
 
 def test_lengths_of_requests_are_counted(triton: Any, client: EngineClient, prompt: list[int]) -> None:

@@ -46,9 +46,8 @@ def left(prefix: str) -> list[str]:
 
 def holder(*before: str) -> tuple[subprocess.Popen[str], str]:
     """A process that holds a server's memory, and its prefix."""
-    process = subprocess.Popen(
-        [*before, sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([*before, sys.executable, "-c", HOLD], stdin=pipe, stdout=pipe, text=True)
     assert process.stdout is not None
     return process, process.stdout.readline().strip()
 

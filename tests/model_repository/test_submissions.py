@@ -22,9 +22,7 @@ LIMITS = EngineCapabilities(
     target="openvino", max_seq_len=64, vocab_size=100, end_ids=frozenset({2, 3}), adapters=frozenset({4})
 )
 WRITER = RequestWriter("tiny-tensorrt_llm", vocab_size=100, pad_id=0)
-SUBMISSIONS = SubmissionReader(
-    [{"name": tensor.name, "data_type": tensor.data_type} for tensor in PYTHON_ENGINE_INPUTS]
-)
+SUBMISSIONS = SubmissionReader([{"name": one.name, "data_type": one.data_type} for one in PYTHON_ENGINE_INPUTS])
 # what FP32 holds exactly: only then are the two ways alike to the last bit
 HALVES = st.integers(1, 16).map(lambda n: n / 16)
 IDS = st.integers(0, 99)

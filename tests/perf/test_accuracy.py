@@ -66,9 +66,8 @@ async def test_open_loop_does_not_wait_for_a_slow_server():
 
 
 async def test_waiting_for_a_place_counts_as_latency():
-    document, _ = await measure(
-        Delays(ttft=0.1, itl=0), rate=1000, arrival="constant", requests=4, concurrency=1, warmup=0
-    )
+    load = {"rate": 1000, "arrival": "constant", "requests": 4, "concurrency": 1, "warmup": 0}
+    document, _ = await measure(Delays(ttft=0.1, itl=0), **load)
     due = [record["start"] - record["lag"] for record in document.records]
     assert gaps(due) == pytest.approx([0.001] * 3, abs=1e-5)
     waited = [record["first"] - record["start"] + record["lag"] for record in document.records]

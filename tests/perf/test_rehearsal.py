@@ -10,9 +10,8 @@ from llmops.perf.rehearsal import RehearsedRequest, lowest_throughput_ratio, mak
 
 def steady(seconds: int, without: range = range(0)) -> list[RehearsedRequest]:
     """One request a second, answered in a second, with errors in some."""
-    return [
-        RehearsedRequest(float(at), at + 1.0, "initial", "broken" if at in without else "", 12) for at in range(seconds)
-    ]
+    errors = ["broken" if at in without else "" for at in range(seconds)]
+    return [RehearsedRequest(float(at), at + 1.0, "initial", error, 12) for at, error in enumerate(errors)]
 
 
 def test_the_worst_window_is_the_one_without_answers():

@@ -58,9 +58,8 @@ def test_it_stays_within_its_bounds_and_its_pace(sums, current):
 FAST = AutoscalingSpec(
     1, 12, {"waiting": 8.0, "kv": 0.8}, period=3, up_period=12, down_period=24, window=120, cold_start=36,
 )  # fmt: skip
-ENGINE = EngineSpec(
-    LinearStepTimes(0.02, 0.0002, 0.00002), blocks=1200, block_tokens=100, max_batch_size=64, gpus=2, price=3.0
-)
+STEPS = LinearStepTimes(0.02, 0.0002, 0.00002)
+ENGINE = EngineSpec(STEPS, blocks=1200, block_tokens=100, max_batch_size=64, gpus=2, price=3.0)
 
 
 def simulated(scaling: AutoscalingSpec, rate: float, seconds: float, **more: float) -> SimulationOutcome:

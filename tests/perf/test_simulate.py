@@ -78,9 +78,7 @@ def talk(rate: float = 30.0, seconds: float = 60.0, **fields: object) -> Convers
     return ConversationArrivals(rate, seconds, system=2000, apps=12, think=5.0, block_tokens=100, seed=3, **fields)  # type: ignore[arg-type]
 
 
-def fleet(
-    work: ConversationArrivals, policy: str = "cheapest", gate: bool = True, **fields: object
-) -> SimulationOutcome:
+def fleet(work: ConversationArrivals, policy="cheapest", gate=True, **fields: object) -> SimulationOutcome:
     tiers = (PriorityTier("standard", max_wait=0.5),) if gate else ()
     engine = EngineSpec(LinearStepTimes(0.01, 0.0004, 0.00008), blocks=4000, block_tokens=100, max_batch_size=48)
     spec = FleetSpec(engine, 8, policy, tiers, **fields)  # type: ignore[arg-type]

@@ -56,9 +56,8 @@ def test_qwen2_has_bias_on_qkv_only_and_no_window_unless_asked(asked):
 
 
 def test_unsupported_architecture_names_the_supported_and_the_nearest():
-    with pytest.raises(
-        CheckpointError, match=r"LlamaForCausalLMX is not supported \(nearest: LlamaForCausalLM\).*Mixtral"
-    ):
+    said = r"LlamaForCausalLMX is not supported \(nearest: LlamaForCausalLM\).*Mixtral"
+    with pytest.raises(CheckpointError, match=said):
         Architecture.from_hf_config({**LLAMA_70B, "architectures": ["LlamaForCausalLMX"]})
 
 

@@ -5,6 +5,7 @@ import re
 
 import pytest
 from click.testing import CliRunner
+from huggingface_hub import constants
 
 from llmops.build.plan.build_plan import BuildPlan
 from llmops.cli.plan import command
@@ -133,16 +134,12 @@ def test_a_model_that_is_not_there(tmp_path):
 
 @pytest.fixture
 def no_proxy(tmp_path, monkeypatch):
-    from huggingface_hub import constants
-
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
 
 
 def test_a_hub_id_without_a_network(monkeypatch, no_proxy):
-    from huggingface_hub import constants
-
     monkeypatch.setattr(constants, "ENDPOINT", "http://hub.invalid")
     with pytest.raises(CheckpointError, match=r"not among the \d+ models .* give --online to ask the Hugging Face hub"):
         run("nobody/nothing")
@@ -160,8 +157,6 @@ def test_a_hub_id_without_a_network(monkeypatch, no_proxy):
     ],
 )
 def test_what_the_hub_refuses(monkeypatch, no_proxy, status, code, words):
-    from huggingface_hub import constants
-
     with PageServer(lambda _: Page("", status, {"X-Error-Code": code})) as hub:
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # tests/build sets it for the whole process
         monkeypatch.setattr(constants, "ENDPOINT", hub.url)

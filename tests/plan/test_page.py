@@ -21,9 +21,8 @@ from tests.support.page_reader import PageReader
 def plan(models) -> PlanResult:
     load = PlanWorkload(2000, 300, qps=20, ttft_p95=1.0, tpot_p95=0.04)
     gpus = (find_gpu("h100-sxm"), find_gpu("h200-sxm"))
-    request = PlanRequest(
-        "acme/seventy-b", models.LLAMA31_70B, FORMATS["fp8"], "fp8", load, gpus, api=ApiPrice(0.5, 2.0)
-    )
+    price = ApiPrice(0.5, 2.0)
+    request = PlanRequest("acme/seventy-b", models.LLAMA31_70B, FORMATS["fp8"], "fp8", load, gpus, api=price)
     return search_layouts(request, RooflineTimes)
 
 

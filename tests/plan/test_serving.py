@@ -156,10 +156,8 @@ class Clockwork:
 NETWORK = SimpleNamespace(send=lambda bytes_, nodes: bytes_ / (50e9 if nodes else 450e9))
 
 
-def machine(
-    models, load: PlanWorkload, batch: int = 64, tokens: int = 8192, pp: int = 1, prompts: bool = True
-) -> ReplicaModel:
-    return ReplicaModel(Clockwork(models.LLAMA31_8B, pp), load, batch, tokens, prompts)
+def machine(models, load: PlanWorkload) -> ReplicaModel:
+    return ReplicaModel(Clockwork(models.LLAMA31_8B), load, 64, 8192, True)
 
 
 def test_the_mean_wait_is_that_of_an_md1_queue():

@@ -19,6 +19,7 @@ from llmops.errors import InputError
 H100 = find_gpu("h100-sxm")
 known_times = lru_cache(lambda source: timing_source(H100, source))
 HEADS = AttentionShape(32, 8, 128)
+parquet = pytest.importorskip("pyarrow.parquet") if package_root() else None
 needs_tables = pytest.mark.skipif(package_root() is None, reason="the silicon extra is not installed")
 SOURCES = ["roofline", pytest.param("silicon", marks=needs_tables)]
 
@@ -72,8 +73,6 @@ def test_grid_interpolates_between_and_holds_beyond():
 @needs_tables
 def test_a_measured_point_gives_the_measured_time():
     """Against the table itself: bf16 4096 x 4096, and attention of 32 heads on 8."""
-    from pyarrow import parquet
-
     folder, times = table_folder(H100), timing_source(H100, "silicon")
     square = [("gemm_dtype", "==", "bfloat16"), ("n", "==", 4096), ("k", "==", 4096), ("m", "in", [16, 256, 4096])]
     gemm = parquet.read_table(folder / "gemm_perf.parquet", filters=square).to_pylist()
@@ -92,8 +91,6 @@ def test_experts_without_a_gate_take_their_measured_time():
     """Nemotron 3 Super's, two matrices of 4096 x 2688, which AIConfigurator's collector/trtllm/collect_moe.py marks
     "moe_torch_flow_nongated"; the planner asks for them as gated ones of two thirds of the width.
     """
-    from pyarrow import parquet
-
     folder, times = table_folder(H100), timing_source(H100, "silicon")
     kind = [("kernel_source", "==", "moe_torch_flow_nongated"), ("moe_dtype", "==", "fp8"), ("hidden_size", "==", 4096)]
     split = [("moe_tp_size", "==", 1), ("moe_ep_size", "==", 8), ("distribution", "==", "power_law_1.2")]
@@ -115,7 +112,6 @@ def test_a_gpu_without_tables_gets_the_roofline_and_says_so():
     times = timing_source(find_gpu("l4"))
     assert times.label == "roofline (l4)"
     if package_root():
-        with pytest.raises(
-            InputError, match=r"cannot plan for l4: AIConfigurator .* has no TensorRT-LLM tables for l4"
-        ):
+        said = r"cannot plan for l4: AIConfigurator .* has no TensorRT-LLM tables for l4"
+        with pytest.raises(InputError, match=said):
             timing_source(find_gpu("l4"), "silicon")

@@ -41,9 +41,8 @@ def test_a_dense_model_reads_its_weights_once_and_its_cache(tp, batch):
 
 def test_fp8_reads_half():
     model = look_up_model(LLAMA).checkpoint.architecture
-    plain, small = (
-        step_work(model, FORMATS[name], kv, ParallelLayout(1), 8) for name, kv in (("none", "bf16"), ("fp8", "fp8"))
-    )
+    kinds = (("none", "bf16"), ("fp8", "fp8"))
+    plain, small = (step_work(model, FORMATS[name], kv, ParallelLayout(1), 8) for name, kv in kinds)
     head = 2 * VOCABULARY * HIDDEN
     assert small.bytes.step - head == pytest.approx((plain.bytes.step - head) / 2, rel=1e-3)
     assert small.bytes.cached == pytest.approx(plain.bytes.cached / 2, rel=1e-6)

@@ -1,3 +1,5 @@
+import functools
+
 import pytest
 
 from tests.support.tiny_models import export_quantised, write_checkpoint
@@ -8,14 +10,9 @@ def checkpoint(tmp_path_factory):
     """`checkpoint(family, **overrides)`: a tiny random model, made once per session."""
     from llmops.build.checkpoint import open_checkpoint
 
-    made = {}
-
+    @functools.cache
     def get(family, **overrides):
-        key = (family, tuple(sorted(overrides.items())))
-        if key not in made:
-            folder = tmp_path_factory.mktemp(family)
-            made[key] = open_checkpoint(str(write_checkpoint(folder, family, **overrides)))
-        return made[key]
+        return open_checkpoint(str(write_checkpoint(tmp_path_factory.mktemp(family), family, **overrides)))
 
     return get
 

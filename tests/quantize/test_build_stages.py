@@ -259,9 +259,8 @@ def test_smoothing_is_no_fault_but_swapped_shards_are():
     """SmolLM2-135M in INT8 SmoothQuant, as measured: an outlier makes one weight round coarsely."""
     gates = QualityGates.from_options({}, "int8_sq")
     smoothed = {"perplexity_ratio": 1.0874, "top1_agreement": 0.8005, "mean_kl": 0.1475, "weight_error": 0.4238}
-    found = QualityMetrics(
-        **{**QUALITY.model_dump(), **smoothed, "narrowest": (0.137, "model.layers.13.mlp.down_proj")}
-    )
+    narrowest = (0.137, "model.layers.13.mlp.down_proj")
+    found = QUALITY.model_copy(update={**smoothed, "narrowest": narrowest})
     gates.check(found)
     with pytest.raises(BuildError, match="differs by 131%"):
         gates.check(QualityMetrics(**{**found.model_dump(), "weight_error": 1.31}))

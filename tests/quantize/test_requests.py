@@ -166,9 +166,8 @@ def blocks(checkpoint, family, **shape):
     changed = {"head_dim": 128, **shape, "num_heads": 16, "num_kv_heads": 8}
     if width := changed.pop("moe_intermediate_size", None):
         changed["moe"] = dataclasses.replace(source.architecture.moe, moe_intermediate_size=width, num_experts=128)
-    return dataclasses.replace(
-        source, quantisation=found, architecture=dataclasses.replace(source.architecture, **changed)
-    )
+    shape = dataclasses.replace(source.architecture, **changed)
+    return dataclasses.replace(source, quantisation=found, architecture=shape)
 
 
 def test_fp8_blocks_are_not_cut(checkpoint, tmp_path):

@@ -9,12 +9,10 @@ from hypothesis import strategies as st
 from llmops.build.model.architecture import Architecture
 from llmops.build.quantize.sharding import check_sharding, choose_group_size, linears, sharding_problem
 from llmops.errors import InputError
+from tests.plan.published_shapes import config_of, shapes_of
 
-BASE = {"architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64,
-        "num_key_value_heads": 8, "intermediate_size": 28672, "vocab_size": 128256,
-        "max_position_embeddings": 131072}  # fmt: skip
-LLAMA_70B = Architecture.from_hf_config(BASE)
-QWEN_72B = Architecture.from_hf_config({**BASE, "architectures": ["Qwen2ForCausalLM"], "intermediate_size": 29568})
+BASE = config_of("meta-llama/Llama-3.1-70B")
+LLAMA_70B, QWEN_72B = Architecture.from_hf_config(BASE), shapes_of("Qwen/Qwen2.5-72B-Instruct")
 SMOL = Architecture.from_hf_config({**BASE, "hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3,
                                     "intermediate_size": 1536, "num_hidden_layers": 30})  # fmt: skip
 
@@ -53,10 +51,7 @@ def test_a_layout_is_refused_exactly_when_something_does_not_divide(tp, group, w
     assert (sharding_problem(arch, tp, group) is None) == fits
 
 
-GEMMA3_27B = Architecture.from_hf_config({
-    "architectures": ["Gemma3ForCausalLM"], "hidden_size": 5376, "num_hidden_layers": 62, "num_attention_heads": 32,
-    "num_key_value_heads": 16, "head_dim": 128, "intermediate_size": 21504,
-})  # fmt: skip
+GEMMA3_27B = shapes_of("google/gemma-3-27b-it")
 
 
 def test_an_engine_takes_only_widths_that_its_narrow_layers_do_not_round_up():
@@ -77,6 +72,5 @@ def test_every_width_of_an_engines_narrow_layer_is_a_multiple_of_its_unit(tp, gr
     unit = (group or 64) * tp
     qkv = (16 + 2 * max(kv_heads, tp)) * arch.head_dim
     whole = all(width % unit == 0 for width in (hidden * 64, qkv, 16 * arch.head_dim, arch.intermediate_size))
-    assert (sharding_problem(arch, tp, group, rounded=True) is None) == (
-        whole and sharding_problem(arch, tp, group) is None
-    )
+    fits = whole and sharding_problem(arch, tp, group) is None
+    assert (sharding_problem(arch, tp, group, rounded=True) is None) == fits

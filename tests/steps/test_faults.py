@@ -46,9 +46,8 @@ async def stream(
 def active(metrics_url: str) -> int:
     """Requests in the engine's batch, by NVIDIA's metric."""
     text = urllib.request.urlopen(metrics_url, timeout=120).read().decode()
-    return sum(
-        int(float(value)) for value in re.findall(r'nv_trt_llm_request_metrics\{[^}]*"active"[^}]*\} ([\d.e+]+)', text)
-    )
+    found = re.findall(r'nv_trt_llm_request_metrics\{[^}]*"active"[^}]*\} ([\d.e+]+)', text)
+    return sum(int(float(value)) for value in found)
 
 
 async def until(wanted: float, read: Callable[..., float], *arguments: str) -> None:
@@ -106,9 +105,7 @@ async def test_a_stopped_gateway_does_not_slow_another_and_then_goes_on(mock_tri
     assert events[-1]["usage"]["completion_tokens"] == 40
 
 
-async def test_a_restarted_triton_ends_streams_with_one_error_and_the_gateway_goes_on(
-    engine_dir, start_gateway, tmp_path
-) -> None:
+async def test_a_restarted_triton_ends_streams_with_one_error(engine_dir, start_gateway, tmp_path) -> None:
     repository = make_mock_engine(engine_dir, tmp_path / "repository", names=["paced"])
     first = start_triton(repository, ports=Ports(0, 0, 0))
     try:

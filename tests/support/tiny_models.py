@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.support.tokenizer_files import byte_level_tokenizer
+
 SIZES = {
     "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8,
     "num_key_value_heads": 4, "max_position_embeddings": 512,
@@ -154,15 +156,8 @@ def fit_output(model: Any, folder: Path) -> None:
 
 def write_tokenizer(folder: Path) -> None:
     """Bytes as tokens, after three special ones: any text can be encoded."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    vocabulary = {token: i for i, token in enumerate(["<pad>", "<s>", "</s>", *sorted(alphabet)])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<pad>", "<s>", "</s>"])
-    tokenizer.save(str(folder / "tokenizer.json"))
+    special = ["<pad>", "<s>", "</s>"]
+    byte_level_tokenizer((), 256 + len(special), special).save(str(folder / "tokenizer.json"))
     names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
     config = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))

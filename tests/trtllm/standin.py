@@ -248,16 +248,9 @@ class KvCacheConfig13(KvCacheConfig):
     max_util_for_resume: float = 0.95
 
 
-class QuantAlgo(enum.Enum):
-    """1.2.1 quantization/mode.py, as far as target pytorch has checkpoints."""
-
-    FP8 = "FP8"
-    FP8_PER_CHANNEL_PER_TOKEN = "FP8_PER_CHANNEL_PER_TOKEN"
-    FP8_BLOCK_SCALES = "FP8_BLOCK_SCALES"
-    W4A16_AWQ = "W4A16_AWQ"
-    W4A8_AWQ = "W4A8_AWQ"
-    W8A16 = "W8A16"
-    W4A16_MXFP4 = "W4A16_MXFP4"
+#: 1.2.1 quantization/mode.py, as far as target pytorch has checkpoints.
+_ALGORITHMS = "FP8 FP8_PER_CHANNEL_PER_TOKEN FP8_BLOCK_SCALES W4A16_AWQ W4A8_AWQ W8A16 W4A16_MXFP4"
+QuantAlgo = enum.Enum("QuantAlgo", {one: one for one in _ALGORITHMS.split()})
 
 
 class QuantConfig(_Strict):

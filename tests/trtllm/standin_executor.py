@@ -54,22 +54,11 @@ _NONE = type(None)
 _INT, _FLOAT = ((int, _NONE), None), ((float, _NONE), None)
 
 
-class ModelType(enum.Enum):
-    DECODER_ONLY = 0
-
-
-class CapacitySchedulerPolicy(enum.Enum):
-    MAX_UTILIZATION = 0
-    GUARANTEED_NO_EVICT = 1
-    STATIC_BATCH = 2
-
-
-class FinishReason(enum.Enum):
-    NOT_FINISHED = 0
-    END_ID = 1
-    STOP_WORDS = 2
-    LENGTH = 3
-    CANCELLED = 5
+ModelType = enum.Enum("ModelType", {"DECODER_ONLY": 0})
+CapacitySchedulerPolicy = enum.Enum(
+    "CapacitySchedulerPolicy", ["MAX_UTILIZATION", "GUARANTEED_NO_EVICT", "STATIC_BATCH"], start=0
+)
+FinishReason = enum.Enum("FinishReason", {"NOT_FINISHED": 0, "END_ID": 1, "STOP_WORDS": 2, "LENGTH": 3, "CANCELLED": 5})
 
 
 class DecodingMode:
@@ -109,11 +98,9 @@ class PeftCacheConfig(_Bound):
 
 
 class LookaheadDecodingConfig(_Bound):
-    fields: ClassVar[dict[str, Any]] = {
-        "max_window_size": (int, _UNSET),
-        "max_ngram_size": (int, _UNSET),
-        "max_verification_set_size": (int, _UNSET),
-    }
+    fields: ClassVar[dict[str, Any]] = dict.fromkeys(
+        ("max_window_size", "max_ngram_size", "max_verification_set_size"), (int, _UNSET)
+    )
 
 
 class DecodingConfig(_Bound):
@@ -129,9 +116,7 @@ class ExtendedRuntimePerfKnobConfig(_Bound):
 
 
 class GuidedDecodingConfig(_Bound):
-    class GuidedDecodingBackend(enum.Enum):
-        XGRAMMAR = 0
-
+    GuidedDecodingBackend = enum.Enum("GuidedDecodingBackend", {"XGRAMMAR": 0})
     fields: ClassVar[dict[str, Any]] = {
         "backend": (GuidedDecodingBackend, _UNSET), "encoded_vocab": ((list, _NONE), None),
         "tokenizer_str": ((str, _NONE), None), "stop_token_ids": ((list, _NONE), None),
@@ -139,12 +124,7 @@ class GuidedDecodingConfig(_Bound):
 
 
 class GuidedDecodingParams(_Bound):
-    class GuideType(enum.Enum):
-        JSON = 0
-        JSON_SCHEMA = 1
-        REGEX = 2
-        EBNF_GRAMMAR = 3
-
+    GuideType = enum.Enum("GuideType", ["JSON", "JSON_SCHEMA", "REGEX", "EBNF_GRAMMAR"], start=0)
     fields: ClassVar[dict[str, Any]] = {"guide_type": (GuideType, _UNSET), "guide": ((str, _NONE), None)}
 
 

@@ -5,18 +5,13 @@ loraCache.cpp (063e02f73410), loraModule.cpp (2a9abd9536aa).
 """
 
 import math
-from types import SimpleNamespace
 
 import pytest
 
 from llmops.build.trtllm.adapter_cache import cache_parameters
+from tests.plan.published_shapes import LLAMA31_8B as SMALL
+from tests.plan.published_shapes import LLAMA31_70B as LARGE
 
-SMALL = SimpleNamespace(
-    hidden_size=4096, intermediate_size=14336, num_heads=32, num_kv_heads=8, head_dim=128, num_layers=32
-)
-LARGE = SimpleNamespace(
-    hidden_size=8192, intermediate_size=28672, num_heads=64, num_kv_heads=8, head_dim=128, num_layers=80
-)
 ALL = ["attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate"]
 IDS = dict(zip(ALL, (1, 2, 3, 4, 5, 6, 7), strict=True))
 

@@ -15,15 +15,13 @@ from tests.support.commands import llmops
 from tests.support.programs import install_program
 from tests.support.tiny_models import write_checkpoint
 
-torch = pytest.importorskip("torch")
+torch, safetensors = pytest.importorskip("torch"), pytest.importorskip("safetensors.torch")
 HIDDEN, KV = 256, 128
 CONFIG = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none", "target_modules": ["q_proj", "v_proj"]}
 
 
 def write_adapter(folder: Path, modules: dict[str, tuple[int, int]] | None = None, layers: int = 2, **config) -> Path:
     """A PEFT folder: `modules` are (in, out) by Hugging Face name."""
-    from safetensors.torch import save_file
-
     settings = {**CONFIG, **config}
     generator = torch.Generator().manual_seed(7)
     weights = {}
@@ -35,7 +33,7 @@ def write_adapter(folder: Path, modules: dict[str, tuple[int, int]] | None = Non
             weights[f"{root}.lora_B.weight"] = torch.randn(out, settings["r"], generator=generator)
     folder.mkdir(parents=True)
     (folder / "adapter_config.json").write_text(json.dumps(settings))
-    save_file(weights, folder / "adapter_model.safetensors")
+    safetensors.save_file(weights, folder / "adapter_model.safetensors")
     return folder
 
 
@@ -52,14 +50,12 @@ def architecture(checkpoint: Path):
 @pytest.mark.parametrize(("rslora", "scale"), [(False, 2.0), (True, 4.0)])
 def test_each_row_is_what_the_adapter_adds_to_its_layer(tmp_path, architecture, rslora, scale):
     """B A alpha/r (PEFT's definition; alpha/sqrt(r) for rsLoRA) comes out of a row again."""
-    from safetensors.torch import load_file
-
     folder = write_adapter(tmp_path / "a", use_rslora=rslora)
     (adapter,) = read_adapters({"a": folder}, architecture)
     weights, config = convert_adapter(adapter, architecture, 1)
     assert (weights.dtype, weights.shape) == (np.float16, (1, 4, 4 * (HIDDEN + HIDDEN)))
     assert config.tolist() == [[[1, 0, 4], [3, 0, 4], [1, 1, 4], [3, 1, 4]]]
-    source = load_file(folder / "adapter_model.safetensors")
+    source = safetensors.load_file(folder / "adapter_model.safetensors")
     for row, (module, layer, rank) in zip(weights[0], config[0], strict=True):
         name = {1: "q_proj", 3: "v_proj"}[module]
         root = f"base_model.model.model.layers.{layer}.self_attn.{name}"
@@ -164,13 +160,11 @@ def test_packed_matrices_reach_each_gpu_in_its_own_parts(tmp_path):
     """1.2.1 layers/attention.py adds attn_q, attn_k and attn_v to a packed matrix; layers/mlp.py, fc_gate_lora, ignores
     mlp_h_to_4h without mlp_gate, and puts mlp_gate (up) before mlp_h_to_4h (gate), where Phi-3's class has it.
     """
-    from safetensors.torch import load_file
-
     arch = open_checkpoint(str(write_checkpoint(tmp_path / "tiny", "phi3"))).architecture
     packed = {"qkv_proj": (HIDDEN, 512), "gate_up_proj": (HIDDEN, 1024)}
     (adapter,) = read_adapters({"a": write_adapter(tmp_path / "a", packed)}, arch)
     assert sorted(engine_modules([adapter], ())) == ["attn_k", "attn_q", "attn_v", "mlp_gate", "mlp_h_to_4h"]
-    source = {name: tensor.numpy() for name, tensor in load_file(adapter.weights).items()}
+    source = {name: tensor.numpy() for name, tensor in safetensors.load_file(adapter.weights).items()}
     root = "base_model.model.model.layers.1."
     b = source[f"{root}self_attn.qkv_proj.lora_B.weight"] * adapter.scale
     gate, up = np.split(source[f"{root}mlp.gate_up_proj.lora_B.weight"] * adapter.scale, 2)
@@ -183,10 +177,8 @@ def test_packed_matrices_reach_each_gpu_in_its_own_parts(tmp_path):
 
 
 def test_more_gpus_than_kv_heads_get_copies_of_a_head(tmp_path, architecture):
-    from safetensors.torch import load_file
-
     (adapter,) = read_adapters({"a": write_adapter(tmp_path / "a")}, architecture)
-    b = load_file(adapter.weights)["base_model.model.model.layers.0.self_attn.v_proj.lora_B.weight"].numpy()
+    b = safetensors.load_file(adapter.weights)["base_model.model.model.layers.0.self_attn.v_proj.lora_B.weight"].numpy()
     rows = rows_of_ranks(adapter, architecture, 8)[0, 3][1]
     for rank in range(8):  # of 4 KV heads with 32 numbers
         np.testing.assert_allclose(rows[rank], b[rank // 2 * 32 :][:32] * adapter.scale, atol=0.01)

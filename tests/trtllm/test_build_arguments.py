@@ -18,6 +18,7 @@ from llmops.build.trtllm.flag_rules import FlagContext
 from llmops.build.trtllm.trtllm_build_arguments import EngineOptions, build_arguments
 from llmops.build.trtllm.trtllm_build_flags import FLAGS, effective_flags, from_argv, to_argv
 from llmops.errors import InputError
+from tests.plan.published_shapes import config_of
 from tests.support.commands import llmops
 from tests.support.tiny_models import write_checkpoint
 from tests.trtllm.recipes import RECIPES
@@ -141,12 +142,8 @@ def test_any_valid_arguments_survive_the_command_line(arguments):
 # -- `llmops build --dry-run`: config.json is enough, and the machine at hand need not be the one that builds
 
 
-# Llama 3.3 70B Instruct; its safetensors index counts 70,553,706,496 parameters
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
-    "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256,
-    "max_position_embeddings": 131072, "torch_dtype": "bfloat16", "eos_token_id": [128001, 128008, 128009],
-}  # fmt: skip
+# its safetensors index counts 70,553,706,496 parameters
+LLAMA = config_of("meta-llama/Llama-3.3-70B-Instruct")
 
 
 @pytest.fixture
@@ -166,9 +163,8 @@ def test_a_70b_engine_is_planned_on_a_laptop(checkpoint: Path, monkeypatch: pyte
     monkeypatch.setattr(stage_estimates, "available_memory", lambda: 16 << 30)
     text = dry_run(checkpoint, "--target", "tensorrt", "--quant", "fp8", "--kv-cache", "fp8", "--gpu", "h100-sxm")
     assert "70.55 billion parameters" in text
-    assert re.search(
-        r"not on this machine: The stage 'quantise and export' needs about \d+\.\d GiB of memory, and 16.0", text
-    )
+    said = r"not on this machine: The stage 'quantise and export' needs about \d+\.\d GiB of memory, and 16.0"
+    assert re.search(said, text)
     rows = {line[:28].strip(): line[28:].split() for line in text.splitlines() if "GiB" in line and line[:1] != "n"}
     assert list(rows)[-4:] == ["quantise and export", "quality gate", "trtllm-build, 8 ranks", "serving, weights only"]
     # 1 byte per weight of the layers, 2 per value of the embedding and the output matrix
@@ -232,17 +228,9 @@ def test_heads_without_fp8_attention_on_a_b200(checkpoint: Path) -> None:
         )
 
 
-# openai/gpt-oss-120b; its safetensors files hold 65,248,815,744 bytes
-GPT_OSS = {
-    "architectures": ["GptOssForCausalLM"], "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 36,
-    "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 201088, "sliding_window": 128,
-    "max_position_embeddings": 131072, "torch_dtype": "bfloat16", "num_local_experts": 128, "num_experts_per_tok": 4,
-    "quantization_config": {"quant_method": "mxfp4"},
-}  # fmt: skip
-
-
 def test_a_quantised_checkpoint_is_planned_as_it_is_stored(checkpoint: Path) -> None:
-    (checkpoint / "config.json").write_text(json.dumps(GPT_OSS))
+    """The safetensors files of openai/gpt-oss-120b hold 65,248,815,744 bytes."""
+    (checkpoint / "config.json").write_text(json.dumps(config_of("openai/gpt-oss-120b")))
     text = dry_run(checkpoint, "--target", "pytorch", "--gpu", "h100-sxm")
     row = next(line for line in text.splitlines() if line.startswith("serving"))
     assert float(row[28:].split()[0]) == pytest.approx(65_248_815_744 / 2**30, rel=0.01)

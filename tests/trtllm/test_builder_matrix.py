@@ -4,6 +4,7 @@ speculative decoding: the engine keeps every option that it is asked for, and co
 Where `tensorrt_llm` is installed its own parser and builder take the same arguments (test_the_real_builder).
 """
 
+import functools
 import itertools
 import json
 from pathlib import Path
@@ -51,15 +52,12 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    made = {}
-
+    @functools.cache
     def get(family):
-        if family not in made:
-            folder = tmp_path_factory.mktemp(family)
-            config = {"architectures": [FAMILIES[family].hf_classes[0]], **SIZES}
-            (folder / "config.json").write_text(json.dumps(config))
-            made[family] = open_checkpoint(str(folder), weights=False)
-        return made[family]
+        folder = tmp_path_factory.mktemp(family)
+        config = {"architectures": [FAMILIES[family].hf_classes[0]], **SIZES}
+        (folder / "config.json").write_text(json.dumps(config))
+        return open_checkpoint(str(folder), weights=False)
 
     return get
 

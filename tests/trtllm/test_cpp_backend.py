@@ -197,10 +197,8 @@ def test_lookahead_announces_only_what_its_layer_does(tmp_path: Path, serving: s
     ours = dataclasses.replace(entry, target=find_target("tensorrt", serving))
     (tmp_path / "e" / "xgrammar_tokenizer_info.json").write_text("{}")
     found = ours.target.capabilities(ours.manifest)
-    assert {name: found[name] for name in ("penalties", "bad_words", "min_p", "logprobs", "guided")} == {
-        "penalties": False, "bad_words": False, "min_p": False, "logprobs": False, "guided": [],
-    }  # fmt: skip
-    assert found["logit_bias"] is True
+    refused = dict.fromkeys(("penalties", "bad_words", "min_p", "logprobs"), False)
+    assert found.items() >= {**refused, "guided": [], "logit_bias": True}.items()
     parameters = engine_config(ours).parameters
     assert parameters["decoding_mode"].string_value == "lookahead"
     assert parameters["xgrammar_tokenizer_info_path"].string_value == ""
@@ -213,9 +211,7 @@ def test_an_engine_for_external_draft_tokens_announces_what_its_layer_does(tmp_p
     """
     argv = ["trtllm-build", "--speculative_decoding_mode", "draft_tokens_external"]
     found = find_target("tensorrt", serving).capabilities(make_engine(tmp_path / "e", trtllm_build=argv).manifest)
-    assert {name: found[name] for name in ("penalties", "bad_words", "min_p", "logprobs")} == {
-        "penalties": True, "bad_words": True, "min_p": False, "logprobs": False,
-    }  # fmt: skip
+    assert found.items() >= {"penalties": True, "bad_words": True, "min_p": False, "logprobs": False}.items()
 
 
 @pytest.mark.parametrize(("version", "salted"), [("1.0.0", False), ("1.1.0", False), ("1.2.0", True)])

@@ -117,9 +117,8 @@ def test_interrupting_takes_the_program_along(folder, program, monkeypatch):
     code += "from pathlib import Path; from llmops.build.job.resume import resume\n"
     code += "import llmops.build.targets.nvidia.trtllm_build as e; e.installed_version = lambda: '1.2.1'\n"
     code += f"resume(Path({str(folder)!r}))"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], env={**os.environ, "FAULT": "hang"}, stderr=subprocess.PIPE
-    )
+    environment = {**os.environ, "FAULT": "hang"}
+    process = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE)
     log = folder / trtllm_build.LOG
     wait_until(lambda: log.is_file() and "rank0" in log.read_text())
     process.send_signal(signal.SIGINT)

@@ -19,9 +19,7 @@ def names():
 
 
 def stored(parent: int | None, *blocks: tuple[int | str, list[int]], window: int = 4096) -> dict[str, Any]:
-    tokens = [
-        [{"type": "unique_token", "token_id": one, "token_extra_id": 0} for one in tokens] for _, tokens in blocks
-    ]
+    tokens = [[{"type": "unique_token", "token_id": one, "token_extra_id": 0} for one in block] for _, block in blocks]
     listed = [
         {"type": "stored_block", "block_hash": own, "tokens": some, "cache_level": 0, "priority": 35}
         for (own, _), some in zip(blocks, tokens, strict=True)

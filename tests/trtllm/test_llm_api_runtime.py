@@ -141,10 +141,8 @@ def test_an_answer_that_the_library_cancels_is_not_complete(runtime):
     """1.2.1 executor/result.py, `_handle_sequence`: FinishReason.CANCELLED gives the reason "cancelled"."""
     begin(runtime)
     standin.LLM.made[-1].shutting_down = True
-    assert collect(runtime)[1][2:4] == [
-        "failed",
-        "the engine failed: TensorRT-LLM ended the answer early, as cancelled",
-    ]
+    said = "the engine failed: TensorRT-LLM ended the answer early, as cancelled"
+    assert collect(runtime)[1][2:4] == ["failed", said]
 
 
 def test_a_worker_process_blames_the_engine_for_what_it_did_not_expect():

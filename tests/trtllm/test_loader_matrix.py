@@ -6,6 +6,7 @@ default cells that cover every pair of family, weights and cache; `make matrix` 
 docs/tensorrt-llm.md. Where `tensorrt_llm` is installed its own classes load the same files (test_the_real_loader).
 """
 
+import functools
 import itertools
 import json
 import os
@@ -43,17 +44,14 @@ EVERY = bool(os.environ.get("LLMOPS_EVERY_CELL"))
 @pytest.fixture(scope="session")
 def sources(tmp_path_factory):
     """`sources(family)`: a tiny checkpoint; of families that are only passed on, their config.json alone."""
-    made = {}
 
+    @functools.cache
     def get(family):
-        if family not in made:
-            folder = tmp_path_factory.mktemp(family)
-            if family in PUBLISHED:
-                made[family] = open_checkpoint(str(models.write_config(folder, family)), weights=False)
-            else:
-                experts = {"moe_intermediate_size": 256} if family == "qwen3_moe" else {}
-                made[family] = open_checkpoint(str(models.write_checkpoint(folder, family, **SMALL, **experts)))
-        return made[family]
+        folder = tmp_path_factory.mktemp(family)
+        if family in PUBLISHED:
+            return open_checkpoint(str(models.write_config(folder, family)), weights=False)
+        experts = {"moe_intermediate_size": 256} if family == "qwen3_moe" else {}
+        return open_checkpoint(str(models.write_checkpoint(folder, family, **SMALL, **experts)))
 
     return get
 
@@ -114,10 +112,8 @@ LAYOUTS = [(family, tp, pp) for family in required.KINDS for tp, pp in ((1, 1), 
 @pytest.fixture
 def export(sources, tmp_path):
     def run(family, quant, kv="auto", tp=2, target="tensorrt", form=None, **more):
-        folder, how = (
-            tmp_path / "c",
-            {"tp": tp, "kv": kv, "group": group_of(quant, tp), "size": 1, "seq_len": 8, **more},
-        )
+        how = {"tp": tp, "kv": kv, "group": group_of(quant, tp), "size": 1, "seq_len": 8, **more}
+        folder = tmp_path / "c"
         models.export_quantised(sources(family), folder, form or format_of(quant, target), target, **how)
         return folder
 

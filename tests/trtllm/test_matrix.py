@@ -12,7 +12,6 @@ import json
 import os
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,9 +70,8 @@ def cells(target: str, family: str) -> Any:
 def every_cell(target: str) -> Any:
     """Two GPUs for each kind of weights and cache, and one GPU for everything else."""
     plain = (GUIDED[target][0], False, SPECULATION[target][0])
-    for quant, kv_cache in itertools.product(
-        (q for q, quant_format in FORMATS.items() if target in quant_format.targets), KV_CACHES
-    ):
+    formats = [name for name, quant_format in FORMATS.items() if target in quant_format.targets]
+    for quant, kv_cache in itertools.product(formats, KV_CACHES):
         for cell in itertools.product(GUIDED[target], (False, True), SPECULATION[target]):
             yield quant, kv_cache, 1, *cell
         yield quant, kv_cache, 2, *plain
@@ -155,10 +153,7 @@ def seen() -> set[str]:
 
 @pytest.mark.parametrize("target", ["tensorrt", "pytorch"])
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_all_that_build_accepts_is_what_the_other_side_takes(
-    checkpoints: Path, seen: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str,
-    target: str,
-) -> None:  # fmt: skip
+def test_all_that_build_accepts_is_what_the_other_side_takes(checkpoints, seen, tmp_path, monkeypatch, family, target):
     # the stand-in is 1.2.1; what is made of a family does not depend on the release that brought it
     monkeypatch.setitem(FAMILIES, family, replace(FAMILIES[family], since=(1, 2)))
     assert (checkpoints / family).is_dir(), "tests/support/tiny_models.py knows every family"

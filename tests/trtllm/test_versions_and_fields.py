@@ -295,11 +295,7 @@ TREE = {**EAGLE3, **DRAFT, "use_dynamic_tree": True, "dynamic_tree_max_topK": 2}
         (NEW, {"decoding_type": "MTP", "max_draft_len": 3, "use_dynamic_tree": False}, ""),
         (NEW, {"decoding_type": "SA", "max_draft_len": 4, "enable_global_pool": True}, ""),
         # llm-api/reference: DSparkDecodingConfig
-        (
-            "1.3.0rc29",
-            {"decoding_type": "DSpark", "max_draft_len": 4, "markov_rank": 0, "markov_head_type": "gated"},
-            "",
-        ),
+        (NEW, {"decoding_type": "DSpark", "max_draft_len": 4, "markov_rank": 0, "markov_head_type": "gated"}, ""),
         (NEW, {"decoding_type": "DFlash", "attention_backend": "TRTLLM", **DRAFT}, ""),
         (NEW, {**SA, "max_matching_ngram_size": -1}, ""),
         (NEW, {**SA, "max_matching_ngram_size": 65}, ""),

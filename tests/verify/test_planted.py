@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from llmops.build.checkpoint import open_checkpoint
 from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
 from llmops.build.job.build_engine import build
 from llmops.build.spec import BuildSpec
@@ -43,12 +44,9 @@ def wrong_template(engine: Path) -> None:
 
 
 def swapped_ranks(exported: Path) -> None:
-    for old, new in (
-        ("rank0.safetensors", "away"),
-        ("rank1.safetensors", "rank0.safetensors"),
-        ("away", "rank1.safetensors"),
-    ):
-        (exported / old).rename(exported / new)
+    ranks = [exported / f"rank{number}.safetensors" for number in (0, 1)]
+    for old, new in ((ranks[0], exported / "away"), (ranks[1], ranks[0]), (exported / "away", ranks[1])):
+        old.rename(new)
 
 
 def wrong_scale(exported: Path) -> None:
@@ -65,7 +63,6 @@ def as_read(checkpoint: Path, exported: Path, folder: Path) -> Path:
     """The checkpoint that an engine of these rank files would compute, as a Hugging Face folder."""
     from safetensors.torch import save_file
 
-    from llmops.build.checkpoint import open_checkpoint
     from llmops.build.quality.checkpoint_models import load_exported
 
     read = load_exported(exported, "tensorrt", open_checkpoint(str(checkpoint)))
@@ -85,7 +82,6 @@ def as_read(checkpoint: Path, exported: Path, folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def engines(tiny_checkpoint: Path, tiny_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """A sound engine, one with each fault, and an FP8 one without any."""
-    from llmops.build.checkpoint import open_checkpoint
     from llmops.build.quant_formats import FORMATS
 
     root = tmp_path_factory.mktemp("planted")
