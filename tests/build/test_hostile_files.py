@@ -91,10 +91,8 @@ def test_alignments_that_are_none(tmp_path: Path, alignment: Any) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", {"tokenizer.alignment": alignment})
     # the gguf package obeys the real key itself, so it is written under a name of the same length
     path.write_bytes(path.read_bytes().replace(b"tokenizer.alignment", b"general.alignment\0\0"))
-    raw = path.read_bytes().replace(
-        struct.pack("<Q", 19) + b"general.alignment\0\0", struct.pack("<Q", 17) + b"general.alignment"
-    )
-    path.write_bytes(raw)
+    longer, real = struct.pack("<Q", 19) + b"general.alignment\0\0", struct.pack("<Q", 17) + b"general.alignment"
+    path.write_bytes(path.read_bytes().replace(longer, real))
     with pytest.raises(CheckpointError, match=r"general\.alignment is .* where a multiple of 8 belongs"):
         read_gguf(path)
 

@@ -88,9 +88,8 @@ def test_a_text_that_a_terminal_obeys_is_refused(tmp_path: Path, place: str) -> 
     """Before the fix, commands printed lines that the engine's maker wrote."""
     content = written("tensorrt")
     *above, last = place.split(".")
-    (content[above[0]] if above else content)[last] = (
-        {"a": "x\nBuilt."} if last in ("versions", "plan") else "x\x1b[2J\nBuilt."
-    )
+    value = {"a": "x\nBuilt."} if last in ("versions", "plan") else "x\x1b[2J\nBuilt."
+    (content[above[0]] if above else content)[last] = value
     with pytest.raises(InputError, match="control character") as refused:
         load(tmp_path, content)
     assert "\n" not in refused.value.message

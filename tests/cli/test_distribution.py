@@ -90,9 +90,8 @@ def test_a_stranger_over_our_package_is_one_sentence_and_the_repair_works(python
 
 def test_a_checkout_is_named_as_it_is_reached_from_here(monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
-    assert shlex.split(distribution.install_command("store", "kafka"))[-4:] == [
-        *("-c", "constraints.txt", "-e", ".[store,kafka]")
-    ]
+    wanted = ["-c", "constraints.txt", "-e", ".[store,kafka]"]
+    assert shlex.split(distribution.install_command("store", "kafka"))[-4:] == wanted
     monkeypatch.chdir(tmp_path)
     assert shlex.split(distribution.install_command())[-3:] == [str(ROOT / "constraints.txt"), "-e", str(ROOT)]
 
@@ -100,14 +99,9 @@ def test_a_checkout_is_named_as_it_is_reached_from_here(monkeypatch, tmp_path):
 def test_no_text_tells_a_user_to_install_the_distribution_llmops():
     listed = subprocess.run(["git", "ls-files", *TEXTS], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     named = re.compile(r"pip3? install [^\n`]*\bllmops(?![-_./\w])|llmops\[")
-    wrong = [
-        f"{name}: {line.strip()}"
-        for name in listed.split()
-        if name != "tests/cli/test_distribution.py" and (ROOT / name).is_file()
-        for line in (ROOT / name).read_text().splitlines()
-        if named.search(line)
-    ]
-    assert not wrong
+    files = [ROOT / name for name in listed.split() if name != "tests/cli/test_distribution.py"]
+    texts = {file: file.read_text().splitlines() for file in files if file.is_file()}
+    assert not [f"{file}: {line}" for file, lines in texts.items() for line in lines if named.search(line)]
 
 
 @pytest.mark.parametrize("name", ["Dockerfile.build", "Dockerfile.gateway", "Dockerfile.trtllm"])

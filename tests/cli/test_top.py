@@ -249,9 +249,8 @@ class Terminal:
         self.before = termios.tcgetattr(self.slave)
         command = [sys.executable, "-m", "llmops.cli", "top", "--url", url, "--interval", "0.2s"]
         env = {**os.environ, "TERM": "xterm", "COLUMNS": "140", "LINES": "30"}
-        self.process = subprocess.Popen(
-            command, stdin=self.slave, stdout=self.slave, stderr=self.slave, env=env, start_new_session=True
-        )
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), self.slave)
+        self.process = subprocess.Popen(command, **streams, env=env, start_new_session=True)
 
     def until(self, text: bytes) -> None:
         while text not in self.seen:

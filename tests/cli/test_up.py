@@ -62,9 +62,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[Path], Up]]:
 
     yield start
     for running in started:
-        if running.process.poll() is None:
-            running.process.send_signal(signal.SIGINT)
-            running.process.wait(GENEROUS)
+        running.kill()
 
 
 def test_one_command_one_answer_and_a_stop_lets_another_come_to_its_end(start, engine_dir: Path) -> None:

@@ -78,12 +78,8 @@ def fault_in(text: str) -> str:
         if found is None:
             return "" if command is not cli and getattr(command, "invoke_without_command", False) else f"no {name!r}"
         command = found
-    options = {
-        opt: one
-        for one in command.get_params(context)
-        if isinstance(one, click.Option)
-        for opt in (*one.opts, *one.secondary_opts)
-    }
+    params = [one for one in command.get_params(context) if isinstance(one, click.Option)]
+    options = {opt: one for one in params for opt in (*one.opts, *one.secondary_opts)}
     while words:
         word = words.pop(0)
         if word in ENDS:

@@ -313,11 +313,8 @@ def test_whatever_selects_pods_finds_some(name):
         selector = one["spec"].get("selector") or one["spec"].get("podSelector")
         assert any(matches(selector, found) for found in labels), one["metadata"]
     for one in kind(name, "ServiceMonitor"):
-        services = [
-            service
-            for service in kind(name, "Service")
-            if matches(one["spec"]["selector"], service["metadata"]["labels"])
-        ]
+        selector = one["spec"]["selector"]
+        services = [found for found in kind(name, "Service") if matches(selector, found["metadata"]["labels"])]
         for found in labels:
             ours = [service for service in services if matches({"matchLabels": service["spec"]["selector"]}, found)]
             part = one["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"]

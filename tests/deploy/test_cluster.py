@@ -255,9 +255,8 @@ def test_gateways_get_the_keys_of_other_servers_and_reach_them(tmp_path):
     assert "llmops-environment (CLOUD_KEY, VENDOR_KEY)." in made.stderr
     values = yaml.safe_load(made.stdout)
     objects = template({**values, "image": chart_values.IMAGES}, release="llm")
-    (container,) = [
-        one for _, template in walk.pods(objects) for one in template["spec"]["containers"] if one["name"] == "gateway"
-    ]
+    found = [one for _, pod in walk.pods(objects) for one in pod["spec"]["containers"]]
+    (container,) = [one for one in found if one["name"] == "gateway"]
     assert container["envFrom"] == [{"secretRef": {"name": "llmops-environment"}}]
     policies = [one for one in objects if one["kind"] == "NetworkPolicy"]
     for target, port in ((Pod({}, ip="198.51.100.7"), 443), (Pod({}, ip="10.1.2.3"), 8443)):

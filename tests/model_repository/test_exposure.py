@@ -120,17 +120,14 @@ def listening(pid: int) -> set[int]:
     return {int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes}
 
 
+ANYONE = "Open to anyone who reaches 0.0.0.0, without a key:"
+CLOSE = "Metrics are closed by --no-metrics. HTTP is off; --http opens it."
 LINES = {
-    ("127.0.0.1", "", True): (
-        "Open to this machine only: gRPC and metrics. Metrics are closed by --no-metrics. HTTP is off; --http opens it."
-    ),
-    ("0.0.0.0", "", True): (
-        "Open to anyone who reaches 0.0.0.0, without a key: gRPC and metrics (closed by: --host 127.0.0.1). "
-        "Metrics are closed by --no-metrics. HTTP is off; --http opens it."
-    ),
+    ("127.0.0.1", "", True): f"Open to this machine only: gRPC and metrics. {CLOSE}",
+    ("0.0.0.0", "", True): f"{ANYONE} gRPC and metrics (closed by: --host 127.0.0.1). {CLOSE}",
     ("0.0.0.0", "127.0.0.1", False): (
-        "Open to anyone who reaches 0.0.0.0, without a key: gRPC (closed by: --host 127.0.0.1). "
-        "Open to this machine only: HTTP. Metrics are off. HTTP is closed without --http."
+        f"{ANYONE} gRPC (closed by: --host 127.0.0.1). Open to this machine only: HTTP. Metrics are off. HTTP is "
+        "closed without --http."
     ),
 }
 

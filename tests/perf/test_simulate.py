@@ -229,10 +229,8 @@ def simulated(plan: Path, *options: object) -> str:
 
 def test_a_trace_is_replayed_and_reported_as_a_benchmark(plan: Path, tmp_path: Path) -> None:
     trace, report, page = tmp_path / "trace.jsonl", tmp_path / "run.json", tmp_path / "run.html"
-    rows = [
-        {"timestamp": 500 * at, "input_length": 1100, "output_length": 20, "hash_ids": [1, 2, 100 + at % 5]}
-        for at in range(40)
-    ]
+    row = {"input_length": 1100, "output_length": 20}
+    rows = [{**row, "timestamp": 500 * at, "hash_ids": [1, 2, 100 + at % 5]} for at in range(40)]
     trace.write_text("\n".join(map(json.dumps, rows)))
     options = ("--trace", trace, "--replicas", "2", "--slo", "ttft:500ms", "--fail", "1@5s+3s")
     output = simulated(plan, *options, "--json", report, "--html", page)
@@ -249,9 +247,8 @@ def test_a_trace_is_replayed_and_reported_as_a_benchmark(plan: Path, tmp_path: P
 
 
 def test_a_rollout_is_judged_and_moved_by_the_products_own_judge() -> None:
-    spec = ConversationArrivals(
-        30.0, 450.0, system=300, think=5.0, answer=parse_lengths("50"), message=parse_lengths("50"), block_tokens=100
-    )
+    short = {"answer": parse_lengths("50"), "message": parse_lengths("50")}
+    spec = ConversationArrivals(30.0, 450.0, system=300, think=5.0, block_tokens=100, **short)
     conversations = spec.arrivals()
     healthy = SimulatedFleet(FleetSpec(ENGINE, 3, rollout=100.0)).run(conversations)
     assert [percent for _, percent in healthy.rollout] == [5, 25, 50, 100]

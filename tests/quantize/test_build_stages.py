@@ -161,9 +161,8 @@ def test_libraries_say_nothing_while_they_load(tmp_path):
         (tmp_path / "modelopt" / package / "__init__.py").touch()
     (tmp_path / "modelopt" / "torch" / "export.py").write_text("import logging; logging.warning('No CUDA runtime')")
     code = "from llmops.build.quantize.model_loading import import_libraries; import_libraries()"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
-    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 

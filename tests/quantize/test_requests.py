@@ -252,9 +252,8 @@ def test_pytorch_passes_on_what_its_loader_knows(checkpoint):
 def modelopt(checkpoint, folder, algorithm, **more):
     """A checkpoint that ModelOpt quantised, config.json and hf_quant_config.json alone."""
     (folder / "config.json").write_text((checkpoint.path / "config.json").read_text())
-    (folder / "hf_quant_config.json").write_text(
-        json.dumps({"quantization": {"quant_algo": algorithm, "group_size": 128, **more}})
-    )
+    described = {"quant_algo": algorithm, "group_size": 128, **more}
+    (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": described}))
     return open_checkpoint(str(folder), weights=False)
 
 

@@ -124,6 +124,15 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
+async def opened(transport: StepStreamTransport, *firsts: int) -> list[TokenStream]:
+    """Streams of requests that begin with these tokens, each sent before the next one."""
+    streams = []
+    for first in firsts:
+        streams.append(await transport.open(ask(first)))
+        await settle()
+    return streams
+
+
 @pytest.fixture
 async def streams():
     calls: list[SlowCall] = []
@@ -140,22 +149,17 @@ async def streams():
 
 async def blocked(transport: StepStreamTransport, calls: list[SlowCall]) -> TokenStream:
     """The first request was sent, and the message of the second is being written until the test lets it."""
-    first = await transport.open(ask(10))
-    await settle()
+    (first,) = await opened(transport, 10)
     calls[0].open.clear()
-    await transport.open(ask(11))
-    await settle()
+    await opened(transport, 11)
     return first
 
 
 async def test_what_comes_while_a_message_is_written_goes_into_the_next_one(streams) -> None:
     transport, calls = streams
-    await transport.open(ask(10))
-    await settle()
+    await opened(transport, 10)
     calls[0].open.clear()
-    for first in (11, 12, 13, 14):
-        await transport.open(ask(first))
-        await settle()
+    await opened(transport, 11, 12, 13, 14)
     calls[0].open.set()
     await settle()
     assert calls[0].prompts() == [[10], [11], [12, 13, 14]]
@@ -176,9 +180,7 @@ async def test_a_request_that_nobody_wants_any_more_is_not_sent(streams) -> None
 
 async def test_a_new_connection_gets_all_that_was_not_heard_of_in_one_message(streams) -> None:
     transport, calls = streams
-    for first in (10, 11):
-        await transport.open(ask(first))
-        await settle()
+    await opened(transport, 10, 11)
     calls[0].open.clear()
     await transport.open(ask(12))
     calls[0].cancel()
@@ -189,14 +191,11 @@ async def test_a_new_connection_gets_all_that_was_not_heard_of_in_one_message(st
 async def test_what_waited_for_the_broken_connection_is_not_said_before_what_came_earlier(streams) -> None:
     """The engine takes a slot only if no later one was taken."""
     transport, calls = streams
-    first = await transport.open(ask(10))
-    await transport.open(ask(11))
-    await settle()
+    first, _ = await opened(transport, 10, 11)
     calls[0].open.clear()
     first.cancel()
     await settle()
-    await transport.open(ask(12))
-    await settle()
+    await opened(transport, 12)
     calls[0].cancel()
     second = await reconnected(calls)
     assert second.said() == ["subscribe", "submit [11, 12]", "stop 0"]
@@ -204,8 +203,7 @@ async def test_what_waited_for_the_broken_connection_is_not_said_before_what_cam
 
 async def test_a_cancel_that_a_break_swallowed_is_said_again(streams) -> None:
     transport, calls = streams
-    left, _ = await transport.open(ask(10)), await transport.open(ask(11))
-    await settle()
+    left, _ = await opened(transport, 10, 11)
     left.cancel()
     await settle()
     calls[0].cancel()
@@ -225,8 +223,7 @@ async def test_a_cancel_while_a_new_connection_is_told_of_the_request(streams) -
 
 async def test_an_unloading_triton_that_refuses_a_cancel_ends_nothing_else(streams) -> None:
     transport, calls = streams
-    left, stays = await transport.open(ask(10)), await transport.open(ask(11))
-    await settle()
+    left, stays = await opened(transport, 10, 11)
     left.cancel()
     await settle()
     calls[0].refuse("Server is stopping, it has stopped accepting requests")
@@ -239,8 +236,7 @@ async def test_an_unloading_triton_that_refuses_a_cancel_ends_nothing_else(strea
 
 async def test_a_gateway_that_shuts_down_says_so(streams) -> None:
     transport, calls = streams
-    open_stream = await transport.open(ask(10))
-    await settle()
+    (open_stream,) = await opened(transport, 10)
     await transport.close()
     assert calls[0].said()[-1] == "leave"
     with pytest.raises(UnavailableError, match="The gateway is shutting down"):

@@ -39,13 +39,25 @@ class Gateway:
         return not self.connected
 
 
+def attached(**options):
+    """A subscription, and the gateway whose it is."""
+    subscription, gateway = steps.Subscription(**options), Gateway()
+    assert subscription.attach(gateway, 0, 0.0)
+    return subscription, gateway
+
+
+def give(subscription, *tokens: int) -> None:
+    """Tokens of a request, each in a step of its own."""
+    for token in tokens:
+        subscription.add(0, 0, [token], [])
+        subscription.flush()
+
+
 @settings(max_examples=60)
 @given(st.data())
 def test_no_token_is_lost_or_doubled(data) -> None:
     """Steps, acknowledgements, breaks and resumptions in any order; a window small enough to close often."""
-    subscription = steps.Subscription(window=data.draw(st.integers(1, 4)))
-    gateway = Gateway()
-    assert subscription.attach(gateway, 0, 0.0)
+    subscription, gateway = attached(window=data.draw(st.integers(1, 4)))
     expected: dict[int, list[int]] = defaultdict(list)
     number = 0
     for action in data.draw(st.lists(st.sampled_from(["step", "step", "step", "ack", "break", "resume"]), max_size=40)):
@@ -73,8 +85,7 @@ def test_no_token_is_lost_or_doubled(data) -> None:
 
 
 def test_a_gateway_that_stalls_gets_at_most_a_window_and_then_everything_merged() -> None:
-    subscription, gateway = steps.Subscription(window=4), Gateway()
-    subscription.attach(gateway, 0, 0.0)
+    subscription, gateway = attached(window=4)
     for token in range(100):
         subscription.add(7, 0, [token], [-0.5])
         subscription.flush()
@@ -85,8 +96,7 @@ def test_a_gateway_that_stalls_gets_at_most_a_window_and_then_everything_merged(
 
 
 def test_entries_without_log_probs_are_padded_so_that_positions_agree() -> None:
-    subscription, gateway = steps.Subscription(), Gateway()
-    subscription.attach(gateway, 0, 0.0)
+    subscription, gateway = attached()
     subscription.add(1, 0, [10, 11], [])
     subscription.add(2, 0, [20], [-1.5])
     subscription.flush()
@@ -114,10 +124,8 @@ def look(subscription, start: float, end: float) -> None:
 
 @pytest.mark.parametrize("connected", [True, False])
 def test_an_engine_that_was_held_up_gives_up_nobody_for_it(connected) -> None:
-    subscription, gateway = steps.Subscription(window=1, grace=5.0), Gateway()
-    subscription.attach(gateway, 0, 0.0)
-    subscription.add(0, 0, [1], [])
-    subscription.flush()
+    subscription, gateway = attached(window=1, grace=5.0)
+    give(subscription, 1)
     gateway.connected = connected
     subscription.check(1.0)
     subscription.check(60.0)
@@ -131,13 +139,11 @@ def test_an_engine_that_was_held_up_gives_up_nobody_for_it(connected) -> None:
 
 
 def test_a_silent_gateway_is_given_up_only_while_steps_wait_for_it() -> None:
-    subscription, gateway = steps.Subscription(window=1, grace=5.0), Gateway()
-    subscription.attach(gateway, 0, 0.0)
+    subscription, gateway = attached(window=1, grace=5.0)
     look(subscription, 0.0, 100.0)
     assert not subscription.lost
     subscription.acknowledge(0, 100.0)
-    subscription.add(0, 0, [1], [])
-    subscription.flush()
+    give(subscription, 1)
     look(subscription, 100.0, 104.9)
     assert not subscription.lost
     subscription.check(105.1)
@@ -146,12 +152,9 @@ def test_a_silent_gateway_is_given_up_only_while_steps_wait_for_it() -> None:
 
 
 def test_what_is_still_to_be_sent_keeps_a_drained_subscription_open() -> None:
-    subscription, gateway = steps.Subscription(window=1), Gateway()
-    subscription.attach(gateway, 0, 0.0)
+    subscription, gateway = attached(window=1)
     assert subscription.is_settled
-    for token in range(3):
-        subscription.add(0, 0, [token], [])
-        subscription.flush()
+    give(subscription, 0, 1, 2)
     assert not subscription.is_settled
     subscription.acknowledge(1, 0.0)
     subscription.flush()
@@ -163,11 +166,8 @@ def test_what_is_still_to_be_sent_keeps_a_drained_subscription_open() -> None:
 
 
 def test_resuming_from_steps_that_are_gone_is_refused() -> None:
-    subscription, gateway = steps.Subscription(), Gateway()
-    subscription.attach(gateway, 0, 0.0)
-    for token in range(3):
-        subscription.add(0, 0, [token], [])
-        subscription.flush()
+    subscription, gateway = attached()
+    give(subscription, 0, 1, 2)
     subscription.acknowledge(2, 0.0)
     assert not subscription.attach(Gateway(), 1, 0.0)
     assert not subscription.attach(Gateway(), 4, 0.0)

@@ -106,9 +106,8 @@ def test_build_and_repo_carry_adapters(tmp_path, checkpoint, monkeypatch, target
     llmops("build", checkpoint, "-o", engine, "--target", target, "--name", "tiny", *adapters)
     manifest = EngineManifest.load(engine)
     assert [one.model_dump() for one in manifest.adapters] == [{"name": "sql", "id": 1}, {"name": "chat", "id": 2}]
-    assert (engine / "lora" / "chat" / "adapter_model.safetensors").read_bytes() == (
-        chat / "adapter_model.safetensors"
-    ).read_bytes()
+    copied, given = (folder / "adapter_model.safetensors" for folder in (engine / "lora" / "chat", chat))
+    assert copied.read_bytes() == given.read_bytes()
     llmops("repo", engine, "-o", repository)
     config = (repository / "tiny-tensorrt_llm" / "config.pbtxt").read_text()
     if target == "pytorch":

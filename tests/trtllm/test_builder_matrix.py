@@ -42,12 +42,8 @@ SPECULATIVE = {
     "lookahead_decoding": {"speculative_mode": "lookahead_decoding", "lookahead": "7,7,7"},
     "draft_tokens_external": {"speculative_mode": "draft_tokens_external"},
 }
-ROWS = [
-    (family, quant)
-    for family in FAMILIES
-    if "tensorrt" in FAMILIES[family].targets
-    for quant in allowed_formats(family, "tensorrt")
-]
+ON_TENSORRT = [name for name, family in FAMILIES.items() if "tensorrt" in family.targets]
+ROWS = [(family, quant) for family in ON_TENSORRT for quant in allowed_formats(family, "tensorrt")]
 
 
 @pytest.fixture(scope="module")

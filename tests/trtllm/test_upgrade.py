@@ -57,10 +57,8 @@ def test_what_is_renamed_lost_and_gained(tmp_path: Path) -> None:
         "kv_cache_config.onboard_blocks = true is left out: the release behaves the same without this field",
         "generation_config = trtllm is set at start",
     ]
-    assert [one.split(":")[0] for one in found["lost"]] == [
-        "speculative_config.acceptance_window = 8",
-        'moe_config.backend = "WIDEEP"',
-    ]
+    lost = ["speculative_config.acceptance_window = 8", 'moe_config.backend = "WIDEEP"']
+    assert [one.split(":")[0] for one in found["lost"]] == lost
     assert "use acceptance_rate_window_size" in found["lost"][0]
     assert found["gained"] == ["requests with seed"]
     kept = EngineManifest.load(folder).extra.llm_args
