@@ -130,6 +130,9 @@ def _reject_unsupported(folder: Path, config: Mapping[str, Any]) -> None:
         "trained biases": config.get("bias", "none") != "none",
         "whole modules (modules_to_save)": config.get("modules_to_save"),
         "ranks that differ (rank_pattern, alpha_pattern)": config.get("rank_pattern") or config.get("alpha_pattern"),
+        # With other ranks, splitkGroupGemm.cu and groupGemm.cu (`ldc_host[i] % kAlignmentC == 0`) end
+        # the server at the first step that also has requests of other adapters or of the model.
+        f"rank {config['r']}, not 1, 2, 4 or a multiple of 8": config["r"] not in (1, 2, 4) and config["r"] % 8 != 0,
         f"type {config.get('peft_type')}": config.get("peft_type", "LORA") != "LORA",
     }
     for reason, found in reasons.items():

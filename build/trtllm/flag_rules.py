@@ -155,6 +155,10 @@ RULES = [
          "--reduce_fusion enable is not for --quant fp8_pc_pt: leave it out."),
     FlagRule(lambda f, s: _on(f, "lora_plugin") and s.quant == "fp8_pc_pt",
          "engines of --quant fp8_pc_pt take no adapters: use --quant fp8, or --target pytorch."),
+    # Source: loraPlugin.cpp, which counts one token per request in generation and ends the process
+    # with "LoraParams and input dims don't match".
+    FlagRule(lambda f, s: _on(f, "lora_plugin") and f["speculative_decoding_mode"] == "lookahead_decoding",
+         "engines of lookahead_decoding take no adapters: leave one of the two out."),
     # Source: layers/mlp.py, FusedGatedMLP.fc_gate_plugin.
     FlagRule(lambda f, s: _on(f, "lora_plugin") and any(_on(f, n) for n in (
          "gemm_swiglu_plugin", "low_latency_gemm_swiglu_plugin")),

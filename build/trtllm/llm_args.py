@@ -333,6 +333,12 @@ def _check_rules(arguments: Mapping[str, Any], minor: tuple[int, int]) -> None:
             "TensorRT-LLM starts no engine of LoRA adapters or with torch_compile_config if "
             "prefill_cuda_graph_backend is breakable; leave llm.prefill_cuda_graph_backend out."
         )
+    if lora and speculative and minor < (1, 3):
+        # cpp/tensorrt_llm/thop/loraOp.cpp counts one token per request in generation (#12617).
+        raise InputError(
+            "With speculation, TensorRT-LLM before 1.3 ends every request of an adapter; leave llm.speculative_config "
+            "or the adapters out."
+        )
     _check_piecewise(arguments)
     graphs = arguments.get("cuda_graph_config") or {}
     sizes = graphs.get("batch_sizes")

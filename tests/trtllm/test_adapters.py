@@ -72,6 +72,10 @@ def test_each_row_is_what_the_adapter_adds_to_its_layer(tmp_path, architecture, 
         ({"bias": "all"}, "trained biases"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"rank_pattern": {"q_proj": 8}}, "ranks that differ"),
+        # splitkGroupGemm.cu and groupGemm.cu choose the alignment from the smallest rank of a step, 8 for 8 and more,
+        # 4 for 4 and more, and so on, and TLLM_CHECK that the ranks are multiples of it (NVIDIA/TensorRT-LLM #3684)
+        ({"r": 12}, "with rank 12"),
+        ({"r": 3}, "with rank 3"),
         # PEFT 0.21.2 loads each of these as it was trained; W + B A alpha/r gives other logits
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights pissa_niter_4"),
         ({"init_lora_weights": "olora"}, "change of the model's own weights"),

@@ -462,6 +462,17 @@ def test_a_null_is_the_default(arguments):
     assert None not in [value for group in kept.values() if isinstance(group, dict) for value in group.values()]
 
 
+@pytest.mark.parametrize("lora", [{"enable_lora": True}, {"lora_config": {}}])
+def test_speculation_beside_adapters_needs_1_3(lora):
+    """thop/loraOp.cpp counts one token for each request in generation: "LoraParams and input dims don't match"
+    (NVIDIA/TensorRT-LLM #12617; #12661 of 2026-04 brought both together).
+    """
+    both = {"speculative_config": {"decoding_type": "NGram", "max_draft_len": 4, "max_matching_ngram_size": 2}, **lora}
+    check_llm_args(both, "1.3.0rc29")
+    with pytest.raises(InputError, match="every request of an adapter"):
+        check_llm_args(both, "1.2.1")
+
+
 @pytest.mark.parametrize("other", [{"torch_compile_config": {}}, {"enable_lora": True}, {"lora_config": {}}])
 def test_breakable_prefill_graphs_are_refused_beside_what_1_3_does_not_start_with_them(other):
     """llmapi/llm_args.py at 0004396, `TorchLlmArgs.normalize_prefill_cuda_graph_config`, "breakable prefill CUDA graph
