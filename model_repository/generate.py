@@ -153,7 +153,7 @@ def model_metadata(entry: EngineEntry) -> dict[str, Any]:
         "target": manifest.target,
         "tokenizer_dir": _tokenizer_dir(entry),
         "max_batch_size": entry.target.max_sequences(manifest),
-        "max_seq_len": manifest.limits.max_seq_len,
+        "max_seq_len": entry.target.max_length(manifest),
         "vocab_size": manifest.tokenizer.vocab_size,
         "bos_id": manifest.tokenizer.bos_id,
         "end_ids": manifest.tokenizer.end_ids,

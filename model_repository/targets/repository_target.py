@@ -51,6 +51,10 @@ class RepositoryTarget(ABC):
         """Return the maximum number of running sequences, the metadata's `max_batch_size`."""
         return manifest.limits.max_batch_size
 
+    def max_length(self, manifest: EngineManifest) -> int:
+        """Return the maximum number of tokens of prompt and answer, the metadata's `max_seq_len`."""
+        return manifest.limits.max_seq_len
+
     def transports(self) -> list[str]:
         """Return the `transports` of the model metadata, by which gateways may send requests."""
         return [REQUEST_TRANSPORT, STEP_TRANSPORT]

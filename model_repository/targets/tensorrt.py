@@ -16,6 +16,7 @@ from llmops.build.engine_folder.manifest_extras import TensorrtExtra
 from llmops.build.trtllm.backend_files import TOKENIZER_INFO
 from llmops.build.trtllm.backend_parameters import NVIDIA_ONLY, PARAMETERS, checked_parameters
 from llmops.build.trtllm.image_selection import release_of
+from llmops.build.trtllm.trtllm_build_flags import from_argv
 from llmops.contract import (
     GUIDE_KINDS,
     PYTHON_ENGINE_INPUTS,
@@ -90,6 +91,12 @@ class TensorrtRepositoryTarget(RepositoryTarget):
             "tokenizer_dir": str((directory / manifest.tokenizer.directory).resolve()),
         }
         return EngineModelConfig("tensorrtllm", parameters, python_model=False)
+
+    def max_length(self, manifest: EngineManifest) -> int:
+        # The executor shortens answers so that a draft still fits behind them (batch_manager/
+        # llmRequest.cpp, validate, "Number of requested output tokens is changed to").
+        draft = from_argv(_built(manifest).trtllm_build[1:]).get("max_draft_len") or 0
+        return manifest.limits.max_seq_len - int(str(draft))
 
     def capabilities(self, manifest: EngineManifest) -> dict[str, Any]:
         # the lookahead layer always takes the most likely token (types.h, DecodingMode::Lookahead,

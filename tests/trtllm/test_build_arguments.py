@@ -336,6 +336,8 @@ def test_draft_tokens_take_part_in_a_step(tmp_path, batch, expected):
     made = prepare(spec)
     assert made.argv[made.argv.index("--max_num_tokens") + 1] == str(expected)
     assert made.request.limits.max_num_tokens == expected
+    short = BuildSpec(folder, tmp_path / "engine", "tensorrt", max_seq_len=84, options=options)
+    prepare(short, "a draft has 83 tokens, which count towards --max-seq-len 84")
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,7 @@ def test_the_builder_changes_nothing(checkpoint, adapters, family, quant):
         without_lookahead = mode == "lookahead_decoding" and family in ("gemma2", "gemma3", "phi3")
         refusals = {
             "engines of --quant fp8_pc_pt take no adapters": quant == "fp8_pc_pt" and "adapters" in spec.options,
+            "lookahead_decoding take no adapters": mode == "lookahead_decoding" and "adapters" in spec.options,
             "draft_tokens_external reuses the KV": mode == "draft_tokens_external" and quant not in PAGED[kv],
             "lookahead_decoding is not possible: trtllm-build does not have it": without_lookahead,
         }
@@ -103,7 +104,8 @@ def test_the_builder_changes_nothing(checkpoint, adapters, family, quant):
         assert flags["user_buffer"] == "disable" or (fused and quant == "fp8" and flags["lora_plugin"] == "disable")
         # without pages a prompt is taken in one step
         assert quant in PAGED[kv] or flags["max_input_len"] <= flags["max_num_tokens"]
-    assert accepted >= (36 if family in ("gemma2", "gemma3", "phi3") else 72) / (2 if quant == "fp8_pc_pt" else 1)
+    least = 36 if family in ("gemma2", "gemma3", "phi3") else 54
+    assert accepted >= (least // 2 if quant == "fp8_pc_pt" else least)
 
 
 def test_what_needs_pages_is_refused_where_there_are_none(checkpoint):

@@ -14,7 +14,13 @@ from llmops.build.trtllm.backend_parameters import checked_parameters
 from llmops.errors import InputError
 from llmops.gateway.interfaces import EngineRequest, SamplingParams
 from llmops.gateway.triton.request_writer import RequestWriter
-from llmops.model_repository.generate import EngineEntry, generate_repository, model_folders, read_engines
+from llmops.model_repository.generate import (
+    EngineEntry,
+    generate_repository,
+    model_folders,
+    model_metadata,
+    read_engines,
+)
 from llmops.model_repository.multi_gpu import export_launch
 from llmops.model_repository.repository.manifest import RepositoryManifest
 from llmops.model_repository.repository.pbtxt import parse_config
@@ -212,6 +218,18 @@ def test_an_engine_for_external_draft_tokens_announces_what_its_layer_does(tmp_p
     argv = ["trtllm-build", "--speculative_decoding_mode", "draft_tokens_external"]
     found = find_target("tensorrt", serving).capabilities(make_engine(tmp_path / "e", trtllm_build=argv).manifest)
     assert found.items() >= {"penalties": True, "bad_words": True, "min_p": False, "logprobs": False}.items()
+
+
+@pytest.mark.parametrize("serving", ["nvidia", "llmops"])
+def test_a_draft_takes_part_of_the_announced_length(tmp_path: Path, serving: str) -> None:
+    """executorImpl.cpp hands getMaxDraftLen to LlmRequest::validate, which cuts answers: "Number of requested output
+    tokens is changed to" maxSequenceLen - mPromptLen - draftLenPerEngineStep.
+    """
+    argv = ["trtllm-build", "--speculative_decoding_mode", "lookahead_decoding", "--max_draft_len", "83"]
+    for name, built, draft in (("with", argv, 83), ("without", argv[:1], 0)):
+        entry = make_engine(tmp_path / name, trtllm_build=built)
+        found = model_metadata(dataclasses.replace(entry, target=find_target("tensorrt", serving)))
+        assert found["max_seq_len"] == entry.manifest.limits.max_seq_len - draft
 
 
 @pytest.mark.parametrize(("version", "salted"), [("1.0.0", False), ("1.1.0", False), ("1.2.0", True)])

@@ -38,9 +38,17 @@ def with_draft_tokens(request: BuildRequest) -> BuildRequest:
 
     trtllm-build raises a number that is too small for draft tokens (1.2.1
     `tensorrt_llm/builder.py`, build).
+
+    Raises:
+        InputError: A draft leaves no room for a prompt and an answer.
     """
     length = int(str(_speculative(request.spec).get("max_draft_len", 0)))
     limits = request.limits
+    if limits.max_seq_len < length + 2:
+        raise InputError(
+            f"--set speculative_mode: a draft has {length} tokens, which count towards --max-seq-len "
+            f"{limits.max_seq_len}; raise it."
+        )
     tokens = max(limits.max_num_tokens, limits.max_batch_size * (length + 1))
     return replace(request, limits=limits.model_copy(update={"max_num_tokens": tokens}))
 
