@@ -22,7 +22,7 @@ PARTS = {
     "store": ("store.db*", "keys, tenants, prices and usage of the default store: they cannot be recovered"),
 }
 #: Ends of the names of the store's files. Files with other ends, such as backups, stay.
-_STORE_ENDS = ("", "-wal", "-shm", "-journal", ".lead")
+_STORE_ENDS = ("", "-wal", "-shm", "-journal", ".lead", ".ledger")
 REBUILT = ("engines", "backends", "hashes")
 
 

@@ -16,6 +16,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from llmops.errors import MissingDependencyError, ResourceError
 from llmops.store.errors import translate_database_errors
+from llmops.store.ledger_mark import is_older_than_log, read_mark, write_mark
 from llmops.store.store_url import StoreUrl
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,8 @@ CLOSE_TIMEOUT = 1.0
 MAX_OVERFLOW = 10
 #: Maximum number of times that a connection tries to switch a new file to the write-ahead log.
 _WAL_ATTEMPTS = 5
+#: Maximum value of SQLite's `user_version`, in which the store numbers transactions of usage.
+_MAX_USER_VERSION = 2**31 - 1
 _WRITES = "llmops_writes"
 _FILE_IDS = "llmops_file_ids"
 _FileId = tuple[int, int]
@@ -94,7 +97,7 @@ class Store:
                 return await connection.run_sync(work)
         with translate_database_errors(self.location):
             async with self._turn:
-                return await asyncio.to_thread(_transacted, self._alone, work)
+                return await asyncio.to_thread(_transacted, self._alone, Path(str(self.location.file)), work)
 
     async def close(self) -> None:
         if self._alone is not None:
@@ -187,7 +190,12 @@ class _SqliteFile:
 
     def check_log(self, *_: object) -> None:
         """Raise ResourceError if a connection would write an old file's log into a new file."""
-        if self._log.exists() and self._known[1] == _file_id(self._log) and self._known[0] != _file_id(self._path):
+        if self._known[0] is None:
+            is_replaced = is_older_than_log(self._path, self._log)
+        else:
+            is_replaced = self._log.exists() and self._known[1] == _file_id(self._log)
+            is_replaced = is_replaced and self._known[0] != _file_id(self._path)
+        if is_replaced:
             raise ResourceError(
                 f"The store {self._path} was replaced beside the write-ahead log of the old file, which would damage "
                 f"the new one; remove {self._log} and {self._path}-shm."
@@ -195,7 +203,9 @@ class _SqliteFile:
 
     def set_up(self, connection: Any, record: ConnectionPoolEntry) -> None:
         try:
+            mark = read_mark(self._path)
             _set_up(connection)
+            self._report_loss(connection, mark)
             found = record.info[_FILE_IDS] = self._ids()
             if self._known[0] not in (None, found[0]):
                 log.error("The store %s was replaced by another file, which is used from now on.", self._path)
@@ -205,6 +215,23 @@ class _SqliteFile:
             # would keep the process from ending.
             connection.close()
             raise
+
+    def _report_loss(self, connection: Any, mark: int) -> None:
+        """Report usage that the database lacks although a process has written it.
+
+        `mark` is the number that `read_mark` returned before the connection read the database.
+        """
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA user_version")
+        (number,) = cursor.fetchone()
+        cursor.close()
+        if number < mark:
+            log.error(
+                "The store %s is older than the last usage that was written to it: %d transactions of usage are lost "
+                "and not billed. `llmops usage reconcile` lists events of gateways that still run.",
+                *(self._path, mark - number),
+            )
+            write_mark(self._path, number)
 
     def discard_if_replaced(self, _: object, record: ConnectionPoolEntry, __: object) -> None:
         if record.info[_FILE_IDS] != self._ids():
@@ -236,9 +263,13 @@ def _begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
 
 
-def _transacted(engine: Engine, work: Callable[[Connection], ResultT]) -> ResultT:
+def _transacted(engine: Engine, file: Path, work: Callable[[Connection], ResultT]) -> ResultT:
     with engine.begin() as connection:
-        return work(connection)
+        result = work(connection)
+        number = connection.exec_driver_sql("PRAGMA user_version").scalar_one() + 1 & _MAX_USER_VERSION
+        connection.exec_driver_sql(f"PRAGMA user_version = {number}")
+    write_mark(file, number)
+    return result
 
 
 def _set_up(connection: Any) -> None:

@@ -26,6 +26,7 @@ from llmops.gateway.usage.outbox_writer import OutboxWriter
 from llmops.gateway.usage.sink import NoPrices
 from llmops.gateway.usage.usage_check import UsageCheck
 from llmops.store.factory import open_store
+from llmops.store.ledger_mark import is_older_than_log
 from tests.attacks.harness import MIB, record, scaled
 from tests.gateway.test_endings import Kept
 from tests.gateway.test_usage_outbox import ask, event
@@ -286,6 +287,59 @@ async def test_an_outbox_that_is_removed_under_its_gateway_ends_with_a_sentence(
     # before the fix, this spoke of a power failure, and a killed gateway was enough
     assert "was removed while the gateway uses it. Usage is delivered as long as the gateway runs" in soon
     assert f"was removed while the gateway used it. {lost} usage events" in told
+
+
+@pytest.mark.parametrize("name", ["store.db", "store.db-wal", "store.db.ledger", "none"])
+@pytest.mark.parametrize("is_written_back", [True, False])
+async def test_an_older_file_of_a_store(tmp_path: Path, name: str, is_written_back: bool, caplog) -> None:
+    """Before the fix, a start on an older file or log lost half of the bills without a word.
+
+    An older file beside a newer log, which would damage it, is refused.
+    """
+    sink = LedgerSink(f"sqlite:///{tmp_path}/store.db")
+    written = [event(seq) for seq in range(20)]
+    await sink.write(written[:5])
+    await sink.write(written[5:10])
+    older = content(tmp_path)
+    await sink.write(written[10:15])
+    with contextlib.closing(sqlite3.connect(tmp_path / "store.db")) as store:
+        store.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        await sink.write(written[15:])
+        if is_written_back:
+            store.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        killed = content(tmp_path)
+    await sink.close()
+    restore(tmp_path, killed | ({name: older[name]} if name in older else {}))
+    for _ in range(2):
+        sink = LedgerSink(f"sqlite:///{tmp_path}/store.db")
+        try:
+            known = await sink.confirmed([one.id for one in written])
+        except ResourceError as error:
+            is_refused = "beside the write-ahead log of the old file" in error.message
+            assert (name, is_written_back, is_refused) == ("store.db", False, True)
+            return
+        finally:
+            await sink.close()
+    is_lost = len(known) < len(written)
+    assert caplog.text.count("is older than the last usage that was written to it") == is_lost
+    assert is_lost is (name in ("store.db", "store.db-wal"))
+
+
+def test_the_look_at_a_store_keeps_the_locks_of_its_connections(tmp_path: Path) -> None:
+    """A process that closes a file loses all of its locks on the file, and another would delete the log."""
+    file = tmp_path / "store.db"
+
+    def locks() -> list[str]:
+        inode = f":{file.stat().st_ino} "
+        return [line for line in Path("/proc/locks").read_text().splitlines() if inode in line]
+
+    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as store:
+        for statement in ("journal_mode = WAL", "user_version = 1", "user_version = 2"):
+            store.execute(f"PRAGMA {statement}").fetchall()
+        before = locks()
+        assert before
+        assert not is_older_than_log(file, tmp_path / "store.db-wal")
+        assert locks() == before
 
 
 async def test_damage_writes_few_lines_and_keeps_the_log(folder, tmp_path, caplog) -> None:
