@@ -6,6 +6,7 @@ other owners as if they did not exist.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -412,11 +413,13 @@ class ConversationStore:
             purged += found
         return purged
 
-    async def prune(self, archive: Callable[[Branch], None] | None = None) -> int:
+    async def prune(
+        self, archive: Callable[[Branch], None] | None = None, sync: Callable[[], None] = lambda: None
+    ) -> int:
         """Purge conversations that were deleted long ago or have expired, and return their number.
 
-        `archive` is called with each expired conversation before the purge. An error of `archive`
-        ends the purge.
+        `archive` is called with each expired conversation, and `sync` in a thread before they are
+        purged. An error of one of them ends the purge.
         """
         now, settings, purged = self._now(), self.settings, 0
         deleted = now - timedelta(days=settings.purge_days)
@@ -433,6 +436,7 @@ class ConversationStore:
             while ids := await self._database.read(inactive):
                 if archive is not None:
                     damaged += [one for one in ids if not await self._archive(one, archive)]
+                    await asyncio.to_thread(sync)
                 archived = [one for one in ids if one not in damaged]
                 purged += await self._database.write(partial(table.purge_inactive, ids=archived, before=before))
         return purged

@@ -91,4 +91,8 @@ class PurgeTask:
                 file[0].write(export_line(branch))
                 file[0].flush()
 
-            return await store.prune(archive)
+            def sync() -> None:
+                for one in file:
+                    os.fsync(one.fileno())
+
+            return await store.prune(archive, sync)

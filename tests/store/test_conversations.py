@@ -4,6 +4,7 @@ import asyncio
 import json
 from dataclasses import replace
 from datetime import timedelta
+from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
@@ -195,7 +196,8 @@ async def test_each_tenant_keeps_conversations_for_its_own_time(url, clock, stor
     await chats.close()
 
 
-async def test_what_is_deleted_for_its_age_is_archived_first(url, clock, tmp_path):
+async def test_what_is_deleted_for_its_age_is_archived_first(url, clock, tmp_path, monkeypatch):
+    """Before the fix, a power cut soon after the purge lost what only the system's memory had of the archive."""
     chats = ConversationStore(url, ConversationSettings(days=10), clock)
     old, gone = [public_id(await chats.create(ANN, PAIR)) for _ in range(2)]
     await chats.delete(ANN, gone)
@@ -209,6 +211,13 @@ async def test_what_is_deleted_for_its_age_is_archived_first(url, clock, tmp_pat
         await PurgeTask(opened, tmp_path / "file" / "archive").purge()
     assert await ids(chats, ANN) == [old]
     purge = PurgeTask(opened, tmp_path / "archive")
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", Mock(side_effect=OSError("no disk")))
+        with pytest.raises(OSError, match="no disk"):
+            await purge.purge()
+    assert await ids(chats, ANN) == [old]
+    (archived,) = (tmp_path / "archive").iterdir()
+    archived.unlink()
     # what its user deleted is purged too, and is not kept anywhere
     assert await purge.purge() == 2
     (file,) = (tmp_path / "archive").iterdir()
