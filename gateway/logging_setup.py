@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Hashable
 from contextvars import ContextVar
 from time import monotonic
@@ -61,10 +62,31 @@ class RepeatedLines:
         return f" ({left_out} more since the last such line)" if left_out else ""
 
 
+class RepeatedTracebacks(logging.Filter):
+    """A filter that passes one traceback per second of each place where an exception was raised.
+
+    A request that meets a fault of the gateway can be repeated without end.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines = RepeatedLines(1.0)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.exc_info and record.exc_info[2] is not None:
+            *_, (frame, line) = traceback.walk_tb(record.exc_info[2])
+            suffix = self._lines.suffix((record.name, frame.f_code, line))
+            if suffix is None:
+                return False
+            record.msg, record.args = record.getMessage() + suffix, ()
+        return True
+
+
 def configure_logging(level: str) -> None:
     """Set up logging of the process to standard error. Only entry points of commands call this."""
     handler = logging.StreamHandler()
     handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    handler.addFilter(RepeatedTracebacks())
     logging.basicConfig(level=level.upper(), handlers=[handler])
     for chatty in ("httpx", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -72,18 +72,16 @@ def apply_request_hints(body: object, context: RequestContext, tiers: Sequence[s
         False if `service_tier` is ignored, because the tier does not exist or is above the key's
         tier. A tier above the key's also adds a warning.
     """
-    context.prompt_cache_key = getattr(body, "prompt_cache_key", None) or ""
-    end_user = (
-        getattr(body, "safety_identifier", None)
-        or getattr(body, "user", None)
-        or getattr(getattr(body, "metadata", None), "user_id", None)
-    )
+    # Only declared fields are here; the types of others are not checked.
+    hints = vars(body)
+    context.prompt_cache_key = hints.get("prompt_cache_key") or ""
+    end_user = hints.get("safety_identifier") or hints.get("user") or getattr(hints.get("metadata"), "user_id", None)
     if end_user:
         # The end user's name is written to the log and the store, so it must be printable.
         context.end_user = "".join(char if char.isprintable() else "?" for char in end_user[:MAX_END_USER_LENGTH])
         if not context.fairness_id and FAIRNESS_SCOPE in context.caller.scopes:
             context.fairness_id = context.end_user
-    wanted = getattr(body, "service_tier", None)
+    wanted = hints.get("service_tier")
     if wanted is None or wanted in OWN_TIER:
         return True
     if wanted not in tiers:

@@ -136,18 +136,7 @@ class ChatRequest(SamplingFields):
         default=None, description="Not supported: the engines take no draft text. Leave it out."
     )
     moderation: dict[str, Any] | None = Field(default=None, description="Ignored.")
-    prompt_cache_key: str | None = Field(
-        default=None,
-        description="A key for requests that share a prefix; requests with equal keys prefer the same replica.",
-    )
     prompt_cache_options: dict[str, Any] | None = Field(default=None, description="Ignored.")
     prompt_cache_retention: str | None = Field(default=None, description="Ignored.")
-    safety_identifier: Annotated[str, Field(max_length=64)] | None = Field(
-        default=None,
-        description="The caller's end user, for the audit log. With the scope fairness, a user has its own fair share.",
-    )
-    service_tier: str | None = Field(
-        default=None, description="A tier that is not above the key's tier; other values select the key's tier."
-    )
     store: bool | None = Field(default=None, description="Ignored.")
     verbosity: str | None = Field(default=None, description="Ignored.")

@@ -117,6 +117,17 @@ class SamplingFields(RequestModel):
     stream_options: StreamOptions | None = None
     user: str | None = None
     metadata: dict[str, Any] | None = None
+    prompt_cache_key: str | None = Field(
+        default=None,
+        description="A key for requests that share a prefix; requests with equal keys prefer the same replica.",
+    )
+    safety_identifier: Annotated[str, Field(max_length=64)] | None = Field(
+        default=None,
+        description="The caller's end user, for the audit log. With the scope fairness, a user has its own fair share.",
+    )
+    service_tier: str | None = Field(
+        default=None, description="A tier that is not above the key's tier; other values select the key's tier."
+    )
 
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
         default=None, description="The number of most likely tokens to sample from; 0 or -1 for all."

@@ -1,11 +1,16 @@
 """Attack: a stranger makes the gateway write log lines."""
 
+import io
+import json
+import logging
 import time
+from unittest.mock import Mock
 
 import httpx
 import pytest
 
 from llmops.gateway.errors import UnavailableError
+from llmops.gateway.logging_setup import RepeatedTracebacks
 from tests.attacks.harness import exchange, record, scaled
 from tests.gateway.test_conversations import chats
 from tests.support.gateway_stack import running
@@ -48,17 +53,33 @@ def test_requests_write_few_lines(start):
 async def test_an_answer_that_fails_after_its_beginning_writes_one_line(chats, monkeypatch, caplog):
     """Parallel exports of one owner wait for each other, until the store counts as away in mid-answer."""
 
-    def fail(_branch: object) -> bytes:
-        raise UnavailableError("Conversations cannot be read or written now; try again.", detail="TimeoutError")
-
-    monkeypatch.setattr("llmops.gateway.api.conversations.export_line", fail)
-    await chats.client.post("/api/conversations", json={})
+    error = UnavailableError("Conversations cannot be read or written now; try again.", detail="TimeoutError")
+    monkeypatch.setattr("llmops.gateway.api.conversations.export_line", Mock(side_effect=[b"{}\n", error]))
+    for _ in range(2):
+        await chats.client.post("/api/conversations", json={})
     with pytest.raises(httpx.RemoteProtocolError):
         await chats.client.get("/api/conversations/export")
     lines = [line for line in caplog.records if line.levelname in ("WARNING", "ERROR") and "event loop" not in line.msg]
     record(f"{sum(len(line.getMessage()) + len(line.exc_text or '') for line in lines)} bytes of log")
     assert len(lines) == 1
     assert lines[0].exc_info is None
+
+
+def test_a_fault_that_a_request_repeats_shows_its_traceback_once_a_second():
+    """Before the fix, a fault of 1.2 KB in each answer wrote 105 GB a day for one sequential client."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.addFilter(RepeatedTracebacks())
+    log = logging.Logger("attacked")
+    log.addHandler(handler)
+    for number in range(500):
+        for fault in ("{", "[]x"):
+            try:
+                json.loads(fault)
+            except ValueError:
+                log.exception("Request %d failed", number)
+    assert len(stream.getvalue()) < LOG_BYTES
+    assert stream.getvalue().count("Request 0 failed") == 2
 
 
 @pytest.fixture

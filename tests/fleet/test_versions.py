@@ -15,6 +15,7 @@ from sqlalchemy import select, update
 
 from llmops.gateway.interfaces import Caller
 from llmops.gateway.routing.versions.version_table import ServedVersion, VersionTable, conversation_key
+from llmops.gateway.schemas.request_fields import CompletionRequest
 from llmops.gateway.settings import GatewaySettings
 from llmops.store.audit import AuditContext
 from llmops.store.database import Store
@@ -77,6 +78,8 @@ def test_the_turns_of_a_conversation_have_one_key():
     assert first == second != conversation_key(SimpleNamespace(messages=[turns[0], message("user", "Hey")]), caller)
     named = [SimpleNamespace(messages=one, user="u1") for one in (turns, later, [])]
     assert len({conversation_key(one, caller) for one in named}) == 1
+    # a field of another API is not looked at
+    assert conversation_key(CompletionRequest(model="m", prompt="Hi", messages=7), caller) == f"{caller.owner}\0Hi"
 
 
 @pytest.fixture(scope="module")

@@ -52,3 +52,24 @@ async def test_apis_name_the_tier_that_served_and_refuse_a_long_identifier(card,
         assert (answer["service_tier"], answer["prompt_cache_key"]) == ("flex", "session-1")
         refused = await stack.chat(safety_identifier="u" * 65)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "safety_identifier")
+
+
+async def test_fields_that_an_api_does_not_declare_may_have_any_type(card, tokenizer):
+    """Before the fix, an object as `user` of a message failed with 500."""
+    message = [{"role": "user", "content": "Hi"}]
+    bodies = {
+        "/v1/messages": {"messages": message, "max_tokens": 4},
+        "/v1/messages/count_tokens": {"messages": message},
+        "/v1/chat/completions": {"messages": message},
+        "/v1/completions": {"prompt": "Hi"},
+        "/v1/responses": {"input": "Hi"},
+        "/tokenize": {"prompt": "Hi"},
+    }
+    names = ("user", "safety_identifier", "service_tier", "prompt_cache_key", "metadata", "messages", "prompt", "input")
+    async with running(card, tokenizer, tiers={"standard": {}}) as stack:
+        stack.say("Hello")
+        for path, body in bodies.items():
+            for name in set(names) - set(body):
+                for value in ({"a": 1}, [[1]], 7, True):
+                    answer = await stack.client.post(path, json={"model": "tiny", **body, name: value})
+                    assert answer.status_code in (200, 400), (path, name, value, answer.text)

@@ -121,14 +121,16 @@ def conversation_key(body: object, caller: Caller) -> str:
     the messages up to the user's first message, the beginning of the prompt. If none exists, the
     text is the caller alone.
     """
+    # Only declared fields are here; the types of others are not checked.
+    fields = vars(body)
     for name in _ID_FIELDS:
-        value = getattr(body, name, None)
+        value = fields.get(name)
         if value:
             return f"{caller.owner}\0{value}"
     parts: list[str] = []
-    for message in getattr(body, "messages", None) or ():
+    for message in fields.get("messages") or ():
         parts.append(str(getattr(message, "content", ""))[:PROMPT_CHARACTERS])
         if getattr(message, "role", "") == "user":
             break
-    prompt = "\0".join(parts) or str(getattr(body, "prompt", None) or "")[:PROMPT_CHARACTERS]
+    prompt = "\0".join(parts) or str(fields.get("prompt") or "")[:PROMPT_CHARACTERS]
     return f"{caller.owner or caller.share}\0{prompt}"
