@@ -6,15 +6,19 @@ The engine's slots must be free afterwards.
 import asyncio
 import json
 import time
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
 from llmops.gateway.app import create_app
-from llmops.gateway.settings import GatewaySettings
+from llmops.gateway.generation import answer
+from llmops.gateway.settings import GatewaySettings, Timeouts
+from llmops.gateway.telemetry import metrics
 from llmops.gateway.telemetry.event_loop_lag import PROCESS_STALL_THRESHOLD
 from tests.support.gateway_stack import CHAT, END, app_client, running, text_of
 from tests.support.scripted_triton import Step
+from tests.support.virtual_time import run_in_virtual_time
 from tests.support.waiting import eventually, stop_tasks
 
 
@@ -55,6 +59,24 @@ async def test_an_engine_that_hangs_ends_at_the_timeouts(card, tokenizer):
         stack.steps(Step(tuple(tokenizer.encode("Hello"))), Step(hang=True))
         assert (await stack.events())[-1]["error"]["code"] == "engine_timeout"
         await stack.idle()
+
+
+def test_a_slow_but_steady_stream_ends_once_its_last_message_is_too_long_ago(monkeypatch):
+    async def main() -> None:
+        for module in (answer, metrics):
+            monkeypatch.setattr(module, "perf_counter", asyncio.get_running_loop().time)
+        stream = SimpleNamespace(is_failing_over=False, cancel=lambda: None)
+        meter = metrics.AnswerMeter(metrics.GatewayMetrics().model("tiny"), 0.0)
+        watchdog = answer.StreamWatchdog(stream, meter, Timeouts(idle="2s"))
+        for _ in range(9):
+            await asyncio.sleep(1.9)
+            meter.tokens(1)
+        await asyncio.sleep(1.9)
+        assert watchdog.expired is None
+        await asyncio.sleep(0.2)
+        assert watchdog.expired
+
+    run_in_virtual_time(main())
 
 
 async def test_a_gateway_that_stood_still_ends_no_stream_for_it(card, tokenizer):
