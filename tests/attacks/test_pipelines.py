@@ -51,13 +51,14 @@ def pour(made: socket.socket, piece: bytes, total: int, seconds: float) -> int:
 
 def test_a_pipeline_without_end_is_not_held(start, own_engine):
     gateway = start(own_engine(200, 0.1).address)
-    for form, (first, piece) in FORMS.items():
-        with max_growth(gateway, MEMORY), connect(gateway) as made, Neighbour(gateway, p95=OTHERS_P95):
-            if first:
-                made.sendall(posted("/v1/completions", STREAM))
-                assert made.recv(100).startswith(b"HTTP/1.1 200")
-            sent = pour(made, piece, scaled(4 * MIB, 45 * MIB), scaled(2, 60))
-        record(f"{form}: {sent / MIB:.1f} MiB sent")
+    with max_growth(gateway, MEMORY):
+        for form, (first, piece) in FORMS.items():
+            with connect(gateway) as made, Neighbour(gateway, p95=OTHERS_P95):
+                if first:
+                    made.sendall(posted("/v1/completions", STREAM))
+                    assert made.recv(100).startswith(b"HTTP/1.1 200")
+                sent = pour(made, piece, scaled(4 * MIB, 45 * MIB), scaled(2, 60))
+            record(f"{form}: {sent / MIB:.1f} MiB sent")
 
 
 def test_answers_that_nobody_reads_are_bounded_together(start):

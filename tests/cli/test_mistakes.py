@@ -102,6 +102,7 @@ CLICK = {
     "simulate --plan file --trace file --turns 3": "A replay has its own times and lengths; leave --turns out.",
     "simulate --plan file --herd 5 --duration 5m": "Clients of --herd alone send one request each; leave -d out.",
     "srve": "There is no command `srve`; did you mean `llmops serve`?",
+    "upp": "There is no command `upp`; did you mean `llmops up`?",
     "init service.yaml": "service.yaml names the file to write, not a checkpoint; write -o service.yaml.",
     "build https://huggingface.co/a/b -o e": (
         "https://huggingface.co/a/b is a URL, which is not downloaded; give the hub id, here perhaps a/b."

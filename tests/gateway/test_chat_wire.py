@@ -174,6 +174,7 @@ async def test_misspelt_fields_are_named_to_the_client_and_logged_once(stack, ca
     for _ in range(2):
         stack.say("Hello")
         answer = await stack.chat(max_token=5, temprature=0.5, zzz=1)
+        assert answer.status_code == 200
         assert answer.headers["x-llmops-warnings"] == (
             "The field 'max_token' is unknown and was ignored; did you mean 'max_tokens'? "
             "The field 'temprature' is unknown and was ignored; did you mean 'temperature'? "

@@ -98,7 +98,8 @@ async def test_the_order_of_events(agent):
     events = await raw_events(agent, tools=[WEATHER])
     kinds = [event["type"] for event in events]
     starts = [event for event in events if event["type"] == "content_block_start"]
-    assert [start["content_block"]["type"] for start in starts] == ["thinking", "text", "tool_use"]
+    blocks = [(start["index"], start["content_block"]["type"]) for start in starts]
+    assert blocks == [(0, "thinking"), (1, "text"), (2, "tool_use")]
     assert (kinds[:3], kinds.count("ping")) == (["message_start", "content_block_start", "ping"], 1)
     assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
     at = -1

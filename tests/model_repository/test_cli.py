@@ -5,10 +5,12 @@ import re
 import signal
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
 
+from llmops.cli import serve
 from llmops.cli.main import cli
 from llmops.model_repository.doctor import image, machine
 from llmops.model_repository.server import installation
@@ -51,6 +53,12 @@ def test_serve_says_when_it_is_ready_and_ends_on_sigterm(tmp_path: Path) -> None
     serve.process.send_signal(signal.SIGTERM)
     assert serve.process.wait(120) == 0
     assert not any(map(runs, below))
+
+
+def test_serve_says_it_on_its_standard_output(capsys) -> None:
+    serve._announce(SimpleNamespace(grpc_address="a:1", http_url="http://a:2", metrics_url="", exposure="Open."))
+    told = "Ready. gRPC a:1, HTTP http://a:2\nOpen.\nServe OpenAI requests from it: llmops gateway --triton a:1\n"
+    assert capsys.readouterr() == (told, "")
 
 
 def test_doctor_is_content_with_a_machine_that_can_serve() -> None:

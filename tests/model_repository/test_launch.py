@@ -274,8 +274,9 @@ FAILURES = {
 
 @pytest.mark.parametrize("failure", FAILURES)
 def test_a_model_that_does_not_load_is_one_sentence(tmp_path: Path, monkeypatch, failure: str) -> None:
-    monkeypatch.setattr(model_processes, "LOSS_GRACE", 0.1)
     top, initialize, message = FAILURES[failure]
+    if "did not start" in message:  # Triton waits forever
+        monkeypatch.setattr(model_processes, "LOSS_GRACE", 0.1)
     with (
         start_triton(echo_repository(tmp_path, top, initialize), ports=ANY) as server,
         pytest.raises(ServerError, match=message) as error,

@@ -5,6 +5,7 @@ from functools import lru_cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from llmops.build.plan.gpu_specs import find_gpu
 from llmops.build.plan.memory.parallel_layout import ParallelLayout
@@ -19,7 +20,6 @@ from llmops.errors import InputError
 H100 = find_gpu("h100-sxm")
 known_times = lru_cache(lambda source: timing_source(H100, source))
 HEADS = AttentionShape(32, 8, 128)
-parquet = pytest.importorskip("pyarrow.parquet") if package_root() else None
 needs_tables = pytest.mark.skipif(package_root() is None, reason="the silicon extra is not installed")
 SOURCES = ["roofline", pytest.param("silicon", marks=needs_tables)]
 
