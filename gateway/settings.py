@@ -767,6 +767,15 @@ def _check_address(address: str) -> str:
     return address
 
 
+def _check_servers(servers: str) -> str:
+    if "@" in servers:
+        # The message shows no part of it, because a password may have a comma.
+        raise ValueError(
+            "a broker's address has no user and no password; write HOST:PORT, and set `user` and `password`"
+        )
+    return ",".join(map(_check_address, servers.split(",")))
+
+
 class KafkaSettings(_Section):
     """A Kafka topic that transports usage events to `llmops control`.
 
@@ -782,7 +791,7 @@ class KafkaSettings(_Section):
         signing_keys_file: A file with a key per line, as an alternative to `signing_keys`.
     """
 
-    servers: Annotated[str, AfterValidator(lambda servers: ",".join(map(_check_address, servers.split(","))))]
+    servers: Annotated[str, AfterValidator(_check_servers)]
     topic: str = "llmops.usage"
     tls: bool = False
     user: str | None = None

@@ -58,7 +58,9 @@ REFUSED: list[tuple[dict, str]] = [
     ({**BASE, "engines": {"one": ONE}}, "set secrets.store.name, or control.enabled=false"),
     ({**ALONE, "open": False, "engines": {"one": ONE}}, "or open=true"),
     ({**KEYS, "open": True}, "open=true answers everyone without a key"),
-    (settings(traces={"endpoint": "https://me:hunter2@traces.example/v1/traces"}), "URL with a user or a password"),
+    (settings(traces={"endpoint": "https://me:hunter2@traces.example/v1/traces"}), "has a URL with a user"),
+    (settings(web={"prometheus": "http://prometheus/?t=hunter2"}), "URL with a user, a query or a fragment"),
+    (settings(usage={"engines": ["http://a/metrics", "http://b/metrics?x=hunter2"]}), "which may be secrets"),
     *(
         # Kubernetes drops a field that it does not know, and a rule without fields allows everything.
         ({**KEYS, "network": {**KEYS["network"], **rules}}, "network")
@@ -268,6 +270,8 @@ def test_pods_are_restricted(name):
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
         for volume in spec["volumes"]:
             assert len({"configMap", "emptyDir", "persistentVolumeClaim"} & set(volume)) == 1, label
+            # without one, a pod may fill its node's disk
+            assert "emptyDir" not in volume or volume["emptyDir"]["sizeLimit"], label
         mounted = {volume["name"] for volume in spec["volumes"]}
         for container in walk.containers(spec):
             context = container["securityContext"]

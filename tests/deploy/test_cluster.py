@@ -209,7 +209,16 @@ def test_the_waiting_container_ends_on_sigterm(tmp_path):
     assert process.wait(timeout=10) == 143
 
 
-PASSWORD = {"endpoint": "https://me:hunter2@traces.example/v1/traces"}
+URL = "https://one.example/v1"
+#: Settings with a secret in a URL, by the name that the refusal must have.
+SECRETS: dict[str, dict] = {
+    "traces.endpoint": {"traces": {"endpoint": "https://me:hunter2@traces.example/v1/traces"}},
+    "oidc.jwks": {"oidc": {"issuer": URL, "audience": "a", "jwks": f"{URL}?apikey=hunter2"}},
+    "safety.filters.a.url": {"safety": {"filters": {"a": {"kind": "http", "url": f"{URL}?k=hunter2"}}}},
+    "safety.filters.words.url": {"safety": {"filters": {"words": {"kind": "http", "url": f"{URL}#hunter2"}}}},
+    "web.prometheus": {"web": {"prometheus": "http://prometheus/?t=hunter2"}},
+    "usage.engines.1": {"usage": {"engines": ["http://a:8002/metrics", "http://b:8002/metrics?x=hunter2"]}},
+}
 
 
 @pytest.mark.parametrize(
@@ -221,7 +230,7 @@ PASSWORD = {"endpoint": "https://me:hunter2@traces.example/v1/traces"}
         ({"llama 8b": {}}, {}, "The model llama 8b would be the pool 'llama 8b'"),
         ({"control": {}}, {}, "other than gateway and control"),
         ({"m": {"build": {"target": "openvino"}}}, {}, "m has the build target openvino"),
-        ({"m": {}}, {"traces": PASSWORD}, "gateway.traces.endpoint: its URL has a user or a password"),
+        *(({"m": {}}, one, f"gateway.{name}: its URL has a user, a query or a") for name, one in SECRETS.items()),
         # before the fix they answered everyone, and billed no one
         ({"m": {}}, {"open": True, "store": "postgresql://db.example/llmops"}, "leave one of the two out"),
     ],
@@ -233,6 +242,23 @@ def test_addresses_and_models_that_a_cluster_cannot_have_are_refused(tmp_path, m
         chart_of(tmp_path, described, "-o", tmp_path / "values.yaml")
     assert "hunter2" not in str(refused.value)
     assert not (tmp_path / "values.yaml").exists()
+
+
+def test_a_chart_has_the_texts_that_filters_look_for(tmp_path):
+    """They may look like URLs with a secret, and none of them is an address."""
+    texts = {"kind": "rules", "words": ["http://evil.example/?ref="], "patterns": [r"http://[^@]+@\w+"]}
+    described = {
+        "models": {"m": {"checkpoint": "Qwen/Qwen3-8B", "build": {"target": "pytorch"}}},
+        "gateway": {
+            "store": "postgresql://db.example/llmops",
+            "safety": {"filters": {"a": texts}},
+            "web": {"prometheus": "http://prometheus:9090/path"},
+        },
+    }
+    values = yaml.safe_load(chart_of(tmp_path, described, *IMAGES).stdout)
+    assert values["gateway"]["settings"]["safety"]["filters"]["a"] == texts
+    settings = next(one for one in template(values, release="llm") if "gateway.yaml" in one.get("data", {}))
+    assert texts["words"][0] in settings["data"]["gateway.yaml"]
 
 
 def test_a_checkpoint_that_cannot_be_read_here_is_left_to_its_owner(tmp_path):

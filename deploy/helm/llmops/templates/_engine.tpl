@@ -72,7 +72,7 @@ spec:
   volumes:
     - {name: models, persistentVolumeClaim: {claimName: {{ $values.storage.claim | quote }}, readOnly: true}}
     - {name: shm, emptyDir: {medium: Memory, sizeLimit: {{ default "16Gi" .pool.sharedMemory }}}}
-    - {name: tmp, emptyDir: {}}
+    - {name: tmp, emptyDir: {sizeLimit: 20Gi}}
     {{- if ne .role "single" }}
     - {name: launch, configMap: {name: {{ include "llmops.name" .root }}-{{ .name }}-launch, defaultMode: 0555}}
     {{- end }}
