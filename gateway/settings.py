@@ -802,7 +802,8 @@ class KafkaSettings(_Section):
 
 
 def _add_path(url: str) -> str:
-    return url if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1/traces"
+    parts = urlsplit(url)
+    return url if parts.path.strip("/") else parts._replace(path="/v1/traces").geturl()
 
 
 class TraceSettings(_Section):

@@ -281,6 +281,7 @@ def test_the_setting_without_the_extra_is_one_sentence(monkeypatch):
     [
         ("http://otel:4318", "http://otel:4318/v1/traces"),
         ("http://otel:4318/", "http://otel:4318/v1/traces"),
+        ("http://otel:4318/?token=a/b", "http://otel:4318/v1/traces?token=a/b"),
         ("https://otel.example/ingest", "https://otel.example/ingest"),
     ],
 )
