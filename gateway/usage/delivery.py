@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
@@ -93,9 +94,13 @@ class UsageDelivery:
             try:
                 delay = 0.0 if await self.deliver() else BATCH_DELAY
             except Exception as error:
-                if not isinstance(error, LlmopsError):
+                if isinstance(error, LlmopsError):
+                    self._report(error.message)
+                elif isinstance(error, sqlite3.OperationalError):
+                    self._report(f"the outbox: {error}")
+                else:
                     log.exception("Usage cannot be delivered because of an unexpected error; the delivery is retried.")
-                self._report(error.message if isinstance(error, LlmopsError) else type(error).__name__)
+                    self._report(type(error).__name__)
                 delay = retry_delay(failures)
                 failures += 1
                 self._hurry.clear()

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 from uuid import UUID
 
 from hypothesis import given, settings
@@ -393,6 +393,22 @@ async def test_a_sink_that_is_away_is_tried_again(tmp_path, caplog):
     await asyncio.wait_for(one.delivery.drain(), 60)
     task.cancel()
     assert one.ledger.had == list(range(5))
+
+
+async def test_a_full_disk_is_one_line_while_the_ledger_is_delivered_to(tmp_path, caplog):
+    """Before the fix, each attempt to delete confirmed events logged an unexpected error with its traceback."""
+    one = Delivering(tmp_path, 5)
+    tries = Mock(wraps=one.outbox.delete)
+    one.outbox.delete = tries
+    with full_disk((tmp_path / "outbox.db-wal").stat().st_size):
+        task = asyncio.create_task(one.delivery.run())
+        await eventually(lambda: tries.call_count == 3)
+    await asyncio.wait_for(one.delivery.drain(), 60)
+    task.cancel()
+    assert one.ledger.had[:5] == list(range(5))
+    (line,) = [one for one in caplog.records if one.levelname == "ERROR"]
+    assert line.getMessage().startswith("Usage cannot be delivered (the outbox: ")
+    assert line.exc_info is None
 
 
 async def test_a_restored_snapshot_is_delivered_again_and_loses_nothing(tmp_path):
