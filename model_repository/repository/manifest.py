@@ -6,6 +6,7 @@ The manifest names the engines and the libraries that run them.
 import hashlib
 import json
 import math
+import os
 import re
 import stat
 from collections.abc import Iterator
@@ -121,18 +122,25 @@ def _digests(repository: Path, max_bytes: float = math.inf) -> dict[str, str]:
     return {str(path.relative_to(repository)): _digest(path, max_bytes) for path in _files(repository)}
 
 
-def open_to_all(repository: Path) -> list[str]:
-    """Return the files and folders that every user of the machine may write.
+def editable_by_others(repository: Path) -> list[str]:
+    """Return the files and folders that users other than root and the one of this process may edit.
 
-    A user who may write a folder above the repository can replace the repository, unless that
-    folder is sticky. So these folders are checked as well.
+    These are files and folders that every user may write, and those that belong to another user. A
+    user who may write or own a folder above the repository can replace the repository, so these
+    folders are checked as well. Users may rename only their own files in a sticky folder.
     """
-    paths = [repository, *_files(repository, folders=True), *repository.glob(REPOSITORY_FILE)]
-    modes = [(str(path.relative_to(repository)), path.lstat().st_mode) for path in paths]
-    above = {*repository.absolute().parents, *repository.resolve().parents}
-    modes += [(str(path), mode) for path in sorted(above) if not (mode := path.stat().st_mode) & stat.S_ISVTX]
-    # skip links, whose mode is always 0777
-    return [name for name, mode in modes if mode & stat.S_IWOTH and not stat.S_ISLNK(mode)]
+    root, given = repository.resolve(), repository.absolute()
+    inside = [root, *_files(root, folders=True), *root.glob(REPOSITORY_FILE)]
+    above = sorted({given, *given.parents, *root.parents} - {root})
+    found = [(str(path.relative_to(root)), path.lstat(), 0) for path in inside]
+    found += [(str(path), path.lstat(), stat.S_ISVTX) for path in above]
+    # skip the mode of links, which is always 0777
+    return [
+        name
+        for name, status, sticky in found
+        if status.st_uid not in (0, os.geteuid())
+        or (status.st_mode & stat.S_IWOTH and not status.st_mode & sticky and not stat.S_ISLNK(status.st_mode))
+    ]
 
 
 def _files(folder: Path, folders: bool = False) -> Iterator[Path]:

@@ -6,7 +6,7 @@ from typing import Any
 from llmops.build.engine_folder.manifest import FILE_NAME as ENGINE_FILE
 from llmops.errors import InputError
 from llmops.input_files import read_bounded
-from llmops.model_repository.repository.manifest import RepositoryManifest, open_to_all
+from llmops.model_repository.repository.manifest import RepositoryManifest, editable_by_others
 from llmops.model_repository.repository.pbtxt import parse_config
 
 #: Maximum size in bytes of a config.pbtxt. `llmops repo` writes a few kilobytes; a larger file
@@ -43,13 +43,14 @@ def check_unedited(repository: Path, manifest: RepositoryManifest, strict: bool)
     """Return a warning if files were edited since `llmops repo` wrote them, or an empty text.
 
     Raises:
-        InputError: `strict` is set, and files were edited, or every user may edit files, or llmops
+        InputError: `strict` is set, and files were edited, or other users may edit files, or llmops
             did not make the repository.
     """
-    if strict and (open_paths := open_to_all(repository)):
+    if strict and (open_paths := editable_by_others(repository)):
         raise InputError(
-            f"{repository} can be edited by every user of this machine: {_shown(open_paths)} is writable by "
-            "others. Remove that right with `chmod o-w`, or leave out --strict."
+            f"{repository} can be edited by other users of this machine: {_shown(open_paths)} is writable by "
+            "others, or belongs to neither root nor the user who runs llmops. Use `chmod o-w` or `chown`, or leave "
+            "out --strict."
         )
     edits = manifest.edits(repository)
     if manifest.files and not edits:

@@ -125,7 +125,7 @@ def test_a_repository_that_every_user_may_edit_is_refused_where_asked(copied: Pa
     (copied / name).chmod(0o777)
     marker = RepositoryManifest.load(copied)
     assert check_unedited(copied, marker, strict=False) == ""
-    with pytest.raises(InputError, match="can be edited by every user"):
+    with pytest.raises(InputError, match="can be edited by other users"):
         check_unedited(copied, marker, strict=True)
     (copied / name).chmod(0o755)
     assert check_unedited(copied, marker, strict=True) == ""
@@ -140,11 +140,47 @@ def test_a_repository_in_a_folder_that_every_user_may_write_is_refused_where_ask
     place.symlink_to(copied) if is_link else copied.rename(place)
     marker = RepositoryManifest.load(place)
     open_folder.chmod(0o777)
-    with pytest.raises(InputError, match=f"every user of this machine: {open_folder} is writable"):
+    with pytest.raises(InputError, match=f"other users of this machine: {open_folder} is writable"):
         check_unedited(place, marker, strict=True)
     # of a sticky folder, users may only rename what is theirs
     open_folder.chmod(0o1777)
     assert check_unedited(place, marker, strict=True) == ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+@pytest.mark.parametrize(
+    "name", ["../folder", "../link", ".", ENGINE, f"{ENGINE}/1/model.py", ".llmops-repository.json"]
+)
+def test_a_repository_that_belongs_to_another_user_is_refused_where_asked(copied, tmp_path, name):
+    """Before the fix, --strict started a server whose code that user could exchange the next moment."""
+    folder, link = tmp_path / "folder", tmp_path / "link"
+    folder.mkdir(mode=0o1755)
+    link.symlink_to(folder)
+    copied.rename(folder / "repository")
+    place = link / "repository"
+    marker = RepositoryManifest.load(place)
+    assert check_unedited(place, marker, strict=True) == ""
+    owned = tmp_path / name[3:] if name.startswith("../") else place / name
+    os.chown(owned, 65534, -1, follow_symlinks=False)
+    assert check_unedited(place, marker, strict=False) == ""
+    with pytest.raises(InputError, match="belongs to neither root nor the user who runs llmops"):
+        check_unedited(place, marker, strict=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+def test_a_repository_of_the_user_who_runs_llmops_is_taken(copied, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    os.chown(copied, 65534, -1)
+    assert check_unedited(copied, RepositoryManifest.load(copied), strict=True) == ""
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_repository_whose_folder_every_user_may_write_is_refused_behind_a_link(copied, tmp_path, is_link):
+    (tmp_path / "link").symlink_to(copied)
+    copied.chmod(0o777)
+    place = tmp_path / "link" if is_link else copied
+    with pytest.raises(InputError, match=r"other users of this machine: \. is writable"):
+        check_unedited(place, RepositoryManifest.load(place), strict=True)
 
 
 @pytest.mark.parametrize("name", ["triton_python_backend_utils.py", "sitecustomize.py", ""])
