@@ -184,9 +184,9 @@ def _read_engine(argument: str, serving: str | Mapping[str, str]) -> EngineEntry
     for part in (manifest.tokenizer.directory, manifest.model_dir):
         if leads_outside(directory / part, directory):
             raise InputError(f"{directory / part} leads out of its engine, which could serve other files; copy it.")
+    manifest.check_files(directory)
     if not (directory / manifest.tokenizer.directory / "tokenizer.json").is_file():
         raise InputError(f"{directory} is damaged: its tokenizer.json is missing. Build the engine again.")
-    manifest.check_weights(directory)
     target = find_target(manifest.target, serving if isinstance(serving, str) else serving.get(name, ""))
     target.check(directory, manifest)
     return EngineEntry(name, directory.resolve(), manifest, target)

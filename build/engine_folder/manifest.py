@@ -3,6 +3,7 @@
 It is the only file of a build that later stages read.
 """
 
+import hashlib
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -40,8 +41,9 @@ _MAX_VOCABULARY = 1 << 24
 #: Maximum number of sequences in one batch. Servers keep a record for each sequence, and the largest
 #: number in use is 8192.
 _MAX_BATCH = 1 << 16
-#: Suffixes of the files in a model's folder that users may edit: settings, templates, notes.
-EDITABLE = frozenset({".json", ".jinja", ".md", ".txt"})
+#: Maximum size in bytes of a file whose content is checked before a start. Tokenizers and graphs take
+#: up to 40 MiB; the weights of a large model would take minutes to read.
+_MAX_DIGESTED = 64 << 20
 _Gpus = Annotated[int, Field(ge=1, le=_MAX_GPUS)]
 _Tokens = Annotated[int, Field(ge=1, le=_MAX_TOKENS)]
 _Id = Annotated[int, Field(ge=0, lt=_MAX_VOCABULARY)]
@@ -62,13 +64,15 @@ class _ManifestModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def measure_weights(model_dir: Path) -> dict[str, int]:
-    """Return the sizes of the files below `model_dir` by relative path.
+def measure_files(directory: Path, *folders: str) -> dict[str, int | str]:
+    """Return the SHA-256 of each file in `folders` of `directory`, or the size in bytes of a large file."""
+    paths = (path for folder in folders for path in sorted((directory / folder).rglob("*")) if path.is_file())
+    return {path.relative_to(directory).as_posix(): _measure(path) for path in paths}
 
-    Files that a user may edit (`EDITABLE`) are left out. Sizes are in bytes.
-    """
-    files = (path for path in model_dir.rglob("*") if path.is_file() and path.suffix not in EDITABLE)
-    return {path.relative_to(model_dir).as_posix(): path.stat().st_size for path in sorted(files)}
+
+def _measure(path: Path) -> int | str:
+    size = path.stat().st_size
+    return size if size > _MAX_DIGESTED else hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 class SourceFile(_ManifestModel):
@@ -212,9 +216,9 @@ class EngineManifest(_ManifestModel):
 
     `key` is the SHA-256 of all inputs of the build.
 
-    `complete` is False while a step is left for `llmops build --resume`. `weight_bytes` has the
-    sizes of the files below `model_dir`, without files that a user may edit. `files` has the paths
-    of all files but engine.json. Both are empty in engines of earlier builds.
+    `complete` is False while a step is left for `llmops build --resume`. `contents` has the SHA-256
+    of each file of the model and the tokenizer, or the size in bytes of a file of more than 64 MiB.
+    `files` has the paths of all files but engine.json. Both are empty in engines of earlier builds.
     """
 
     format: Literal[1] = FORMAT
@@ -231,7 +235,7 @@ class EngineManifest(_ManifestModel):
     tokenizer: TokenizerInfo
     sampling: RecommendedSampling = RecommendedSampling()
     complete: bool = True
-    weight_bytes: dict[_Inside, int] = Field(default_factory=dict)
+    contents: dict[_Inside, int | str] = Field(default_factory=dict)
     files: list[str] = []
     plan: dict[str, Any] | None = None
     quality: QualityMetrics | None = None
@@ -265,9 +269,9 @@ class EngineManifest(_ManifestModel):
         return extra.model_dump(mode="json", exclude_unset=True)
 
     @model_serializer(mode="wrap")
-    def _without_unknown_sizes(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_unknown_files(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields: dict[str, Any] = serialize(self)
-        for name in ("weight_bytes", "files"):
+        for name in ("contents", "files"):
             if not fields[name]:
                 del fields[name]
         return fields
@@ -297,16 +301,16 @@ class EngineManifest(_ManifestModel):
         """Return the limits of the quality gate that the user set, by name."""
         return self.extra.quality_limits if isinstance(self.extra, NvidiaExtra) else {}
 
-    def check_weights(self, directory: Path) -> None:
-        """Raise InputError for the first file of the weights that is missing or has another size.
+    def check_files(self, directory: Path) -> None:
+        """Raise InputError for the first file of the model or tokenizer that is missing or damaged.
 
-        The check finds copies that stopped early, without reading the weights.
+        Only the sizes of large files are read, which finds copies that stopped early.
         """
-        for path, size in self.weight_bytes.items():
-            file = directory / self.model_dir / path
-            found = file.stat().st_size if file.is_file() else None
-            if found != size:
-                fault = "is missing" if found is None else f"has {found:,} bytes instead of {size:,}"
+        for path, measure in self.contents.items():
+            file = directory / path
+            found = _measure(file) if file.is_file() else None
+            if found != measure:
+                fault = "is missing" if found is None else "is not as the build wrote it"
                 raise InputError(f"{file} {fault}, so the engine is damaged: copy it again, or build it again.")
 
     def save(self, directory: Path) -> None:

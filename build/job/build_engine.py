@@ -27,7 +27,7 @@ from llmops.build.engine_folder.atomic_folder import (
 )
 from llmops.build.engine_folder.build_lock import exclusive_replacement
 from llmops.build.engine_folder.build_stages import remove_stages, remove_unfinished_stages
-from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest, QualityMetrics, Source, measure_weights
+from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest, QualityMetrics, Source, measure_files
 from llmops.build.plan.build_plan import BuildPlan
 from llmops.build.progress import Progress, SilentProgress
 from llmops.build.spec import BuildSpec
@@ -37,7 +37,7 @@ from llmops.errors import CheckpointError, InputError, first_validation_error
 
 #: Version of the build's code, part of every build key. Increase the number when the same inputs
 #: give another engine than before.
-_REVISION = 4
+_REVISION = 5
 #: Names at the top of engine folders of earlier builds, whose engine.json lists no files.
 _EARLIER_NAMES = {
     FILE_NAME, "model", "tokenizer", "checkpoint", "lora", "lora_prefetch", trtllm_build.LOG, trtllm_build.SCRIPT,
@@ -172,7 +172,7 @@ def _make(job: TargetJob[Any], source: Source, key: str, workdir: Path, progress
         sampling=job.sampling,
         complete=result.complete,
         files=list_files(workdir),
-        weight_bytes=measure_weights(workdir / result.model_dir) if result.complete else {},
+        contents=measure_files(workdir, tokenizer.directory, result.model_dir),
         plan=spec.plan,
         quality=QualityMetrics(**result.quality) if result.quality else None,
         golden=result.golden,
@@ -211,7 +211,7 @@ def _up_to_date_manifest(output: Path, key: str) -> EngineManifest | None:
     if manifest.key != key or not complete:
         return None
     try:
-        manifest.check_weights(output)
+        manifest.check_files(output)
     except InputError:
         return None  # The engine is damaged, so it is built again.
     return manifest

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from llmops.build.engine_folder.atomic_folder import list_files, report_full_disk, sync_tree, write_text_atomically
 from llmops.build.engine_folder.build_lock import exclusive_build
-from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest, measure_weights
+from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest, measure_files
 from llmops.build.engine_folder.manifest_extras import TensorrtExtra
 from llmops.build.progress import Progress, SilentProgress
 from llmops.build.targets.nvidia import trtllm_build
@@ -51,10 +51,10 @@ def _finish(manifest: EngineManifest, folder: Path, in_container: bool, progress
     _clear(folder / trtllm_build.ENGINE_DIR)
     before = {*list_files(folder)} - {trtllm_build.LOG}
     trtllm_build.run(argv, folder, manifest.parallelism.world_size, folder / trtllm_build.LOG, progress)
-    weights = measure_weights(folder / manifest.model_dir)
+    contents = measure_files(folder, manifest.tokenizer.directory, manifest.model_dir)
     made = {*list_files(folder)} - before
     files = sorted({*manifest.files, *made}) if manifest.files else []
-    finished = manifest.model_copy(update={"complete": True, "weight_bytes": weights, "files": files})
+    finished = manifest.model_copy(update={"complete": True, "contents": contents, "files": files})
     _save(finished, folder)
     return finished
 

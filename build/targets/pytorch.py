@@ -16,7 +16,6 @@ from llmops.build.checkpoint import Checkpoint
 from llmops.build.checkpoint.file_checks import file_state, read_json, reject_changed_files
 from llmops.build.checkpoint.lora_adapters import AdapterCheckpoint, read_adapters
 from llmops.build.engine_folder.build_stages import link_file, link_tree
-from llmops.build.engine_folder.manifest import EDITABLE
 from llmops.build.engine_folder.manifest_extras import PytorchExtra
 from llmops.build.model.architecture import Architecture
 from llmops.build.plan.gpu_specs import find_gpu
@@ -45,6 +44,8 @@ from llmops.errors import InputError
 
 LLM = "llm."
 ARGS_FILE = "llm_args.json"
+#: Suffixes of files that a user may edit: settings, templates, notes.
+_EDITABLE = frozenset({".json", ".jinja", ".md", ".txt"})
 MODEL_DIR = "model"
 #: Width and height of the blocks of weights that share a scale in fp8_block.
 _BLOCK = 128
@@ -244,7 +245,7 @@ def _link_checkpoint(checkpoint: Checkpoint, model_dir: Path) -> None:
         place = model_dir / file.path
         place.parent.mkdir(parents=True, exist_ok=True)
         reject_changed_files(checkpoint.path, states, [file.path])
-        make = shutil.copy2 if place.suffix in EDITABLE else link_file
+        make = shutil.copy2 if place.suffix in _EDITABLE else link_file
         make(file.location, place)
         # A file with another inode is a copy, or was replaced since the check, so its old state
         # stays.

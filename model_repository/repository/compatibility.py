@@ -45,7 +45,7 @@ def check_engines(manifest: RepositoryManifest) -> None:
                 f"The engine of {name} is no longer in {directory}; move it back, or make the repository again."
             )
         if (directory / FILE_NAME).is_file():
-            EngineManifest.load(directory).check_weights(directory)
+            EngineManifest.load(directory).check_files(directory)
 
 
 def check_server(manifest: RepositoryManifest, models: dict[str, Any], backends: Path) -> None:

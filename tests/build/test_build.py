@@ -68,23 +68,49 @@ def test_force_builds_what_is_up_to_date(spec: BuildSpec) -> None:
     assert build(spec) == (manifest, True)
 
 
-def test_an_engine_whose_copy_broke_off_is_refused_and_built_again(spec: BuildSpec, tmp_path: Path) -> None:
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def halve(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def scramble(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[::-1])
+
+
+def replace_by_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def test_a_damaged_engine_is_refused_and_built_again(
+    spec: BuildSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty tokenizer.json ended each start of `llmops up`. Of large files only the size is known."""
+    monkeypatch.setattr("llmops.build.engine_folder.manifest._MAX_DIGESTED", 64 << 10)
     manifest, _ = build(spec)
     generate_repository(read_engines([str(spec.output)]), tmp_path / "repository")
-    weights = spec.output / "model" / "openvino_model.bin"
-    size = weights.stat().st_size
-    os.truncate(weights, size - 5)
-    fault = f"{weights} has {size - 5:,} bytes instead of {size:,}, so the engine is damaged: copy it again, or "
     repository = RepositoryManifest.load(tmp_path / "repository")
-    for refused in (lambda: read_engines([str(spec.output)]), lambda: check_engines(repository)):
-        with pytest.raises(InputError, match=f"^{re.escape(fault)}build it again.$"):
-            refused()
-    weights.unlink()
-    with pytest.raises(InputError, match=r"openvino_model\.bin is missing, so the engine is damaged"):
-        manifest.check_weights(spec.output)
+    assert {*manifest.contents} == {path for path in manifest.files if path.startswith(("model/", "tokenizer/"))}
+    assert manifest.contents["model/openvino_model.bin"] == (spec.output / "model/openvino_model.bin").stat().st_size
+    for name, measure in manifest.contents.items():
+        path = spec.output / name
+        whole = path.read_bytes()
+        for damage in (empty, halve, *([scramble] if isinstance(measure, str) else []), replace_by_pipe):
+            damage(path)
+            fault = "is missing" if damage is replace_by_pipe else "is not as the build wrote it"
+            said = re.escape(f"{path} {fault}, so the engine is damaged: copy it again, or build it again.")
+            for refused in (lambda: read_engines([str(spec.output)]), lambda: check_engines(repository)):
+                with pytest.raises(InputError, match=said):
+                    refused()
+            path.unlink()
+            path.write_bytes(whole)
+    empty(spec.output / "tokenizer" / "tokenizer.json")
     again, cached = build(spec)
     assert not cached
-    again.check_weights(spec.output)
+    again.check_files(spec.output)
 
 
 @pytest.mark.parametrize("change", ["flag", "weights", "damage"])

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("own-triton"), pytest.m
 def renamed(engine: Path, **changes: Any) -> Path:
     """Changes fields of engine.json; the folder's name is the model's."""
     manifest = EngineManifest.load(engine)
-    (engine / FILE_NAME).write_text(manifest.model_copy(update={"name": engine.name, **changes}).text())
+    (engine / FILE_NAME).write_text(manifest.model_copy(update={"name": engine.name, "contents": {}, **changes}).text())
     return engine
 
 
