@@ -63,9 +63,10 @@ class RepeatedLines:
 
 
 class RepeatedTracebacks(logging.Filter):
-    """A filter that passes one traceback per second of each place where an exception was raised.
+    """A filter that passes one traceback per second of each place where a request raised an exception.
 
-    A request that meets a fault of the gateway can be repeated without end.
+    A request that meets a fault of the gateway can be repeated without end. Faults outside of
+    requests all pass: several outboxes may fail at the same place.
     """
 
     def __init__(self) -> None:
@@ -73,12 +74,12 @@ class RepeatedTracebacks(logging.Filter):
         self._lines = RepeatedLines(1.0)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.exc_info and record.exc_info[2] is not None:
+        if current_request.get() and record.exc_info and record.exc_info[2] is not None:
             *_, (frame, line) = traceback.walk_tb(record.exc_info[2])
             suffix = self._lines.suffix((record.name, frame.f_code, line))
             if suffix is None:
                 return False
-            record.msg, record.args = record.getMessage() + suffix, ()
+            record.msg = f"{record.msg}{suffix}"
         return True
 
 

@@ -290,7 +290,8 @@ class UsageOutbox:
             self.answers[ANSWERS_COUNT] = written = transaction = 0
         missing = 0
         if 0 < transaction >= in_file:
-            missing = max(count - self.count, written - last if transaction > in_file else 0)
+            # Of the events behind the file's last one, the ledger has all but `count`.
+            missing = max(count - self.count, min(count, written - last) if transaction > in_file else 0)
         if missing > 0:
             # Copy the log first: SQLite deletes it when the file is closed.
             kept = f" Its log is kept in {keep_damaged(self._log_path)}." if self._log_path.is_file() else ""

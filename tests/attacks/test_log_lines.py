@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from llmops.gateway.errors import UnavailableError
-from llmops.gateway.logging_setup import RepeatedTracebacks
+from llmops.gateway.logging_setup import RepeatedTracebacks, current_request
 from tests.attacks.harness import exchange, record, scaled
 from tests.gateway.test_conversations import chats
 from tests.support.gateway_stack import running
@@ -66,20 +66,31 @@ async def test_an_answer_that_fails_after_its_beginning_writes_one_line(chats, m
 
 
 def test_a_fault_that_a_request_repeats_shows_its_traceback_once_a_second():
-    """Before the fix, a fault of 1.2 KB in each answer wrote 105 GB a day for one sequential client."""
+    """Before the fix, a fault of 1.2 KB in each answer wrote 105 GB a day for one sequential client.
+
+    Faults outside of requests are all shown: one of two failing outboxes was never named.
+    """
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.addFilter(RepeatedTracebacks())
     log = logging.Logger("attacked")
     log.addHandler(handler)
-    for number in range(500):
-        for fault in ("{", "[]x"):
-            try:
-                json.loads(fault)
-            except ValueError:
-                log.exception("Request %d failed", number)
+
+    def fail(kind: str, times: int) -> None:
+        for number in range(times):
+            for fault in ("{", "[]x"):
+                try:
+                    json.loads(fault)
+                except ValueError:
+                    log.exception("%s %d failed", kind, number)
+
+    token = current_request.set("req-1")
+    fail("Request", 500)
+    current_request.reset(token)
     assert len(stream.getvalue()) < LOG_BYTES
     assert stream.getvalue().count("Request 0 failed") == 2
+    fail("Outbox", 3)
+    assert stream.getvalue().count("Outbox") == 6
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from time import perf_counter
 from unittest.mock import AsyncMock, Mock
 from uuid import UUID
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -135,6 +136,23 @@ async def test_a_lost_end_of_the_log_is_reported(tmp_path, caplog):
     # The places of the lost events are not used again.
     assert again.last_place == 8
     again.close()
+
+
+@pytest.mark.parametrize("undelivered", [0, 2])
+async def test_events_that_were_delivered_are_not_reported_as_lost(tmp_path, undelivered, caplog):
+    """Before the fix, a log that ended too early in an empty outbox counted all events of its process as lost."""
+    outbox = UsageOutbox(tmp_path)
+    add(outbox, range(100))
+    outbox.delete(range(1, 101))
+    await outbox.checkpoint()
+    whole = {path: path.read_bytes() for path in tmp_path.glob("outbox.db*")}
+    add(outbox, range(100, 103))
+    outbox.delete(range(101, 104 - undelivered))
+    outbox.close()
+    for path, data in whole.items():
+        path.write_bytes(data)
+    UsageOutbox(tmp_path).close()
+    assert ("up to 2 usage events are missing" in caplog.text) is bool(caplog.messages) is bool(undelivered)
 
 
 async def test_an_outbox_is_small_again_after_an_outage(tmp_path):
