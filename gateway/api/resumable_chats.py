@@ -508,7 +508,7 @@ class ResumableChats:
                 generation = ChatGeneration(self._service, body, self._model(record), run_id, context)
                 replay = partial(replay_batches, batches=begun.batches, log=deltas)
                 answer = await generation.continue_answer(begun, replay, checkpoint.add)
-            except (UnavailableError, ModelNotFoundError) as error:
+            except UnavailableError as error:
                 if asyncio.get_running_loop().time() > deadline:
                     raise
                 log.info(
@@ -580,9 +580,12 @@ class ResumableChats:
         """Return the model of a record, in the version that began the answer.
 
         Raises:
-            ApiError: The model or its version is not served any longer.
+            UnavailableError: The model or its version is not served, yet or any longer.
         """
-        model = self._service.models.find(record.model)
+        try:
+            model = self._service.models.find(record.model)
+        except ModelNotFoundError as error:
+            raise UnavailableError(f"{record.model} is not served here now; try again.") from error
         if model.version == record.version or self._service.version_router is None:
             return model
         found = self._service.version_router.find(model, record.version)

@@ -22,6 +22,7 @@ import asyncio
 import logging
 import secrets
 import struct
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -56,8 +57,11 @@ RETRY_INTERVAL = 0.5
 READING_SECONDS = 3.0
 #: Maximum number of answers in one call, which blocks Redis for a few milliseconds at most.
 MAX_BATCH = 256
-#: Maximum number of answers that a gateway takes over in one call. The rest is left to other
-#: gateways until the next call.
+#: Size in bytes from which no further answer is sent or taken over in the same call. A call for more
+#: takes longer than `TIMEOUT` on a busy machine.
+MAX_BATCH_BYTES = 4 * 2**20
+#: Maximum number of answers that a gateway takes over at once. The rest is left to other gateways
+#: until the next time.
 MAX_CLAIMED = 64
 #: Maximum size of a record in bytes. An answer with a larger record cannot be taken over.
 MAX_RECORD_BYTES = 1_000_000
@@ -208,7 +212,7 @@ class AnswerCheckpoint:
 
         An empty record stands for an answer that was taken over, whose record Redis has already.
         """
-        fits = len(record) <= MAX_RECORD_BYTES and self._store.up
+        fits = not record or (len(record) <= MAX_RECORD_BYTES and self._store.up)
         if fits and self._store.hold_record(self.id, len(record)):
             self._record_bytes = len(record)
             self._record, self._registered, self._is_taken_over = record, True, not record
@@ -309,6 +313,8 @@ class CheckpointStore:
         self._wake, self._follow = asyncio.Event(), asyncio.Event()
         self._tasks = TaskSet()
         self._trouble = False
+        # False if Redis may have given this gateway answers in a reply that did not arrive.
+        self._is_claim_heard = True
         self._up_since = 0.0
 
     async def start(self, adopt: Callable[[ClaimedAnswer], None]) -> None:
@@ -446,33 +452,50 @@ class CheckpointStore:
 
     async def _write(self, changed: Sequence[AnswerCheckpoint], lease: float | None = None) -> None:
         milliseconds = round((lease or self.lease) * 1000)
-        for start in range(0, max(len(changed), 1), MAX_BATCH):
-            batch = changed[start : start + MAX_BATCH]
-            sent = [one.pending() for one in batch]
+        waiting = deque(changed)
+        while True:
+            batch: list[AnswerCheckpoint] = []
+            sent: list[list[Any]] = []
+            size = 0
+            while waiting and len(batch) < MAX_BATCH and size < MAX_BATCH_BYTES:
+                batch.append(waiting.popleft())
+                sent.append(batch[-1].pending())
+                size += len(sent[-1][1]) + len(sent[-1][4])
             args: list[Any] = [self._gateway, milliseconds, *(value for one in sent for value in one)]
             replies = _checked(await self._write_script(keys=[PREFIX], args=args), len(batch), _is_number)
             for one, values, reply in zip(batch, sent, replies, strict=True):
                 one.acknowledge(values, reply)
+            if not waiting:
+                return
 
     async def _claim(self, adopt: Callable[[ClaimedAnswer], None]) -> None:
         # After an outage of Redis every lease has expired. Wait for one lease, so that gateways can
         # renew theirs.
         if not self.up or asyncio.get_running_loop().time() - self._up_since < self.lease:
             return
+        left = MAX_CLAIMED
         with suppress(*FAILURES):
-            args: list[Any] = [self._gateway, round(self.lease * 1000), MAX_CLAIMED]
-            claimed = await self._claim_script(keys=[PREFIX], args=args)
-            for reply in _checked(claimed, None, _has_id):
-                one, record, cached, tokens, times = reply
-                if _is_claim(reply):
-                    adopt(ClaimedAnswer(one.decode(), record, int(cached) if cached else None, tokens, times))
-                    continue
-                log.error(
-                    "The answer %s of a lost gateway is damaged in Redis. It is not continued, and is deleted.",
-                    escape_unsafe(one.decode()),
-                )
-                # The outbox of the lost gateway bills the tokens generated so far.
-                await self._client.delete(*(f"{PREFIX}:{kind}:{one.decode()}" for kind in ("answer", "tokens")))
+            while left > 0:
+                known = [] if self._is_claim_heard else ["1", *self._answers]
+                self._is_claim_heard = False
+                args: list[Any] = [self._gateway, round(self.lease * 1000), left, MAX_BATCH_BYTES, *known]
+                claimed = _checked(await self._claim_script(keys=[PREFIX], args=args), None, _has_id)
+                for reply in claimed:
+                    await self._take(reply, adopt)
+                self._is_claim_heard = True
+                left = left - len(claimed) if claimed else 0
+
+    async def _take(self, reply: list[Any], adopt: Callable[[ClaimedAnswer], None]) -> None:
+        one, record, cached, tokens, times = reply
+        if _is_claim(reply):
+            adopt(ClaimedAnswer(one.decode(), record, int(cached) if cached else None, tokens, times))
+            return
+        log.error(
+            "The answer %s of a lost gateway is damaged in Redis. It is not continued, and is deleted.",
+            escape_unsafe(one.decode()),
+        )
+        # The outbox of the lost gateway bills the tokens generated so far.
+        await self._client.delete(*(f"{PREFIX}:{kind}:{one.decode()}" for kind in ("answer", "tokens")))
 
     async def _poll_forever(self) -> None:
         while True:

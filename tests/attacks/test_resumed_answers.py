@@ -204,6 +204,46 @@ async def test_an_answer_that_its_owner_continued_after_its_gateway_was_lost_is_
     await taker.close()
 
 
+async def test_large_requests_of_others_time_out_no_call_and_a_lost_reply_loses_no_answer(valkey, monkeypatch):
+    """Before the fix, one call took 24 MB, and answers whose claim had no reply were not continued by any gateway."""
+    lost, taker = CheckpointStore(valkey.url, 0.5), CheckpointStore(valkey.url, 0.5)
+    sizes: list[int] = []
+    claimed: list[str] = []
+
+    def measured(script):
+        async def call(keys, args):
+            reply = await script(keys=keys, args=args)
+            values = [*args, *(value for one in reply if isinstance(one, list) for value in one)]
+            sizes.append(sum(len(value) for value in values if isinstance(value, bytes)))
+            if script is claim and len(sizes) == 2:
+                raise TimeoutError
+            return reply
+
+        return call
+
+    def adopt(one):
+        taker.checkpoint(one.id).register(b"")
+        claimed.append(one.id)
+
+    claim, lost._write_script = taker._claim_script, measured(lost._write_script)
+    taker._claim_script = measured(claim)
+    await lost.start(lambda _: None)
+    answers = [lost.checkpoint(f"of{number % 2}:{number}") for number in range(24)]
+    for answer in answers:
+        answer.register(b"x" * 990_000)
+    assert all([await answer.is_owned() for answer in answers])
+    await lost.close()
+    record(f"calls of at most {max(sizes) / MIB:.1f} MiB")
+    assert max(sizes) < 5 * MIB
+    sizes.clear()
+    monkeypatch.setattr(taker, "up", True)
+    for _ in range(2):
+        await taker._claim(adopt)
+    assert sorted(claimed) == sorted(answer.id for answer in answers)
+    assert 0 < max(sizes) < 5 * MIB
+    await taker.close()
+
+
 async def test_an_answer_that_valkey_has_just_lost_is_not_billed_for_the_lost_gateways_part(valkey):
     """Before the fix, a search for dead gateways' outboxes in the moment after the flush billed that part."""
     lost, taker, searcher = (CheckpointStore(valkey.url, 0.5) for _ in range(3))

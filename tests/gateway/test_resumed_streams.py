@@ -9,6 +9,7 @@ import pytest
 from redis import Redis
 
 from llmops.gateway.conversations.answer_run import AnswerLog
+from llmops.gateway.errors import ModelNotFoundError
 from llmops.gateway.generation.parsers.output_processor import ContentDelta
 from llmops.gateway.settings import GatewaySettings, ResumeSettings
 from llmops.store.factory import open_store
@@ -89,6 +90,22 @@ async def test_only_its_owner_reads_or_stops_a_stream_and_a_wrong_event_id_is_re
         refused = await other.get(url, headers={"last-event-id": event})
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_event_id")
         assert f"'{event}' is not the id of an event" in refused.json()["error"]["message"]
+
+
+async def test_a_gateway_that_does_not_know_the_model_yet_says_to_come_again(gateways, told, monkeypatch):
+    """Before the fix, it said 404, after which no reader comes again."""
+    one, other = gateways
+    reader = ResumingReader("Where is it?", OPENAI)
+    await reader.read(one, 4)
+
+    def unknown(self, name):
+        raise ModelNotFoundError(name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("llmops.gateway.routing.model_registry.ModelLookup.find", unknown)
+        refused = await other.get(f"{OPENAI}/{reader.run}")
+    assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
+    assert await reader.whole(other) == told.text("Where is it?")
 
 
 async def test_a_stream_is_stopped_at_another_gateway_and_stored(gateways, told):
