@@ -57,6 +57,8 @@ DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE = 50, 1000
 #: Maximum length of a search text, in characters; the rest is ignored. Bounds the work of the
 #: database; 200 characters identify a text.
 MAX_SEARCH_CHARACTERS = 200
+#: Size of the parts in which an export is sent, in bytes. What sends a part keeps it until the next.
+EXPORT_PIECE = 64 * 1024
 _TENANT = re.compile(r"[\w.-]+")
 
 
@@ -127,10 +129,12 @@ class ConversationEndpoints:
         first = [await anext(lines, b"")]
 
         async def body() -> AsyncIterator[bytes]:
-            yield first.pop()
-            async for line in lines:
-                yield line
-                del line
+            line = first.pop()
+            while line:
+                for at in range(0, len(line), EXPORT_PIECE):
+                    yield line[at : at + EXPORT_PIECE]
+                del line  # Otherwise, a read that is cancelled keeps it until a full collection.
+                line = await anext(lines, b"")
 
         headers = {"content-disposition": f'attachment; filename="{tenant or user or "conversations"}.jsonl"'}
         return StreamingResponse(body(), media_type="application/x-ndjson", headers=headers)
@@ -195,6 +199,7 @@ class ConversationEndpoints:
                 continue
             hold(COPIES * row.size)
             yield line
+            del row, line
 
     async def _created(self, request: Request, model: type[ConversationRequest]) -> Conversation:
         body = await self._intake.load(model, request)
@@ -300,6 +305,7 @@ async def _lines(
         del branch, line  # A read that is cancelled would keep both until a full collection.
     async for line in responses:
         yield line
+        del line
     for one in damaged:
         log.error(
             "%s was left out of an export, because a row of it in the store is damaged; restore or delete it.", one

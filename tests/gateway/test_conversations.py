@@ -7,6 +7,7 @@ import openai
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from llmops.gateway.api.conversations import EXPORT_PIECE
 from llmops.gateway.settings import GatewaySettings
 from tests.support.gateway_stack import BODIES, RESPONSES, Stack, running, serving
 from tests.support.scripted_triton import Step
@@ -289,6 +290,23 @@ async def test_an_export_that_cannot_begin_has_a_status(card, tokenizer, tmp_pat
         monkeypatch.setattr("llmops.gateway.conversations.conversation_store.table.conversation_ids", away)
         away_answer = await stack.client.get(f"{CHATS}/export")
         assert (away_answer.status_code, away_answer.json()["error"]["code"]) == (503, "conversations_unavailable")
+
+
+async def test_an_export_is_sent_in_small_parts(chats):
+    """Before the fix, each was a whole conversation, which was kept when the read of the next one was cancelled."""
+    for _ in range(2):
+        await chats.new(system_prompt="x" * 200_000)
+    url = chats.client.base_url
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(f"GET {CHATS}/export HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+    await reader.readuntil(b"\r\n\r\n")
+    sizes = []
+    while size := int(await reader.readline(), 16):
+        sizes.append(size)
+        await reader.readexactly(size + 2)
+    writer.close()
+    assert sum(sizes) > 400_000
+    assert max(sizes) <= EXPORT_PIECE
 
 
 async def test_openais_client_uses_conversations_unmodified(chats):
