@@ -139,8 +139,9 @@ async def fetch_bounded(
 
     place = without_secrets(url)
     # Without this check, connecting to a port above 65535 would raise OverflowError, and errors of
-    # httpx would quote a part of a password that is read as the port.
-    if problem := http_url_problem(url):
+    # httpx would quote a part of a password that is read as the port. A path belongs to the
+    # client's base URL.
+    if not url.startswith("/") and (problem := http_url_problem(url)):
         raise ValueError(f"{place} is not an HTTP URL ({problem})")
     request_headers = {**(headers or {}), "accept-encoding": "identity"}
     async with client.stream("GET", url, headers=request_headers) as response:

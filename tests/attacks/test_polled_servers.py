@@ -241,6 +241,16 @@ async def test_servers_without_an_end_hold_no_administration_page_up(answer: Ans
                 await read_replicas(Request({"type": "http", "headers": [], "app": app}))
 
 
+async def test_the_administration_page_shows_the_replicas_of_its_gateway() -> None:
+    """Before the fix, the check of URLs refused the paths that control asks its gateway for, so each page was a 503."""
+    with server(json_of({"data": [], "gateways": []})) as url:
+        async with httpx.AsyncClient(base_url=url) as gateway:
+            app = FastAPI()
+            app.state.gateway = gateway
+            found = await read_replicas(Request({"type": "http", "headers": [], "app": app}))
+    assert (found.models, found.gateways) == ([], [])
+
+
 # -- the gateway -------------------------------------------------------------------------------------------------------
 
 
