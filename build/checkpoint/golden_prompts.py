@@ -1,5 +1,6 @@
 """Golden prompts: bundled texts whose greedy answers, as token ids, are recorded with an engine."""
 
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
@@ -9,6 +10,9 @@ from llmops.build.engine_folder.manifest import Golden, GoldenAnswer
 
 #: Number of tokens per golden answer: enough to notice another model, few enough to take seconds.
 TOKENS = 24
+#: Maximum number of tokens of a golden prompt with its answer. The default system prompts of
+#: published templates have up to 450, and attention takes memory in proportion to the square.
+_MAX_TOKENS = 512
 
 
 class GoldenPrompt(NamedTuple):
@@ -56,13 +60,28 @@ def truncate_at_end(tokens: list[int], end: set[int]) -> list[int]:
     return tokens[: first + 1]
 
 
-def golden_prompts(tokenizer_dir: Path) -> list[GoldenPrompt]:
+def golden_prompts(tokenizer_dir: Path, context: int, note: Callable[[str], None]) -> list[GoldenPrompt]:
     """Return the golden prompts for a tokenizer folder, without loading torch or transformers.
 
+    The result is empty, after a note to the user, if the chat template refuses a user's message, or
+    if a prompt and its answer have more than `context` or `_MAX_TOKENS` tokens.
+
     Raises:
-        ValueError: The chat template refuses a user's message.
         CheckpointError: The chat template takes too much time or memory.
     """
+    try:
+        prompts = _tokenised(tokenizer_dir)
+    except ValueError as error:
+        note(f"No golden answers are kept: {error}.")
+        return []
+    longest, limit = max(len(prompt.ids) for prompt in prompts), min(context, _MAX_TOKENS) - TOKENS
+    if longest > limit:
+        note(f"No golden answers are kept: a short message has {longest:,} tokens as a prompt, more than {limit:,}.")
+        return []
+    return prompts
+
+
+def _tokenised(tokenizer_dir: Path) -> list[GoldenPrompt]:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(tokenizer_dir / "tokenizer.json"))

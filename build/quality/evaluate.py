@@ -73,7 +73,8 @@ def _measure(weights: Path, target: str, against: str, progress: Progress) -> Qu
 def _record(checkpoint: Checkpoint, scratch: Path, progress: Progress) -> ReferenceAnswers:
     from llmops.build.quality.checkpoint_models import open_source
     from llmops.build.quality.reference_answers import ReferenceAnswers
-    from llmops.build.quantize.model_loading import load_tokenizer
+    from llmops.build.tokenizer import write_tokenizer
 
-    end = set(checkpoint.special_tokens.end)
-    return ReferenceAnswers.record(open_source(checkpoint), load_tokenizer(checkpoint), end, scratch, progress)
+    tokenizer_dir = scratch / "tokenizer"
+    write_tokenizer(checkpoint, tokenizer_dir, lambda sentence: None)
+    return ReferenceAnswers.record(open_source(checkpoint), checkpoint, tokenizer_dir, scratch, progress)

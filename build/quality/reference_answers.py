@@ -14,8 +14,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from llmops.build.checkpoint import Checkpoint
-from llmops.build.checkpoint.chat_template import fixed_date
-from llmops.build.checkpoint.golden_prompts import TOKENS, GoldenPrompt, golden_record, golden_texts, truncate_at_end
+from llmops.build.checkpoint.golden_prompts import (
+    TOKENS,
+    GoldenPrompt,
+    golden_prompts,
+    golden_record,
+    golden_texts,
+    truncate_at_end,
+)
 from llmops.build.engine_folder.manifest import Golden
 from llmops.build.environment import installed_version
 from llmops.build.progress import Progress, SilentProgress
@@ -52,19 +58,6 @@ def evaluation_ids(tokenizer: Any) -> list[list[int]]:
     texts = bundled_texts("evaluation")
     encoded = (tokenizer(text, truncation=True, max_length=EVALUATION_LENGTH)["input_ids"] for text in texts)
     return [list(ids) for ids in encoded if len(ids) > 1]
-
-
-def tokenized_prompts(tokenizer: Any) -> list[GoldenPrompt]:
-    """Return the golden prompts with token ids, from a tokenizer of transformers."""
-    prompts = []
-    for text in golden_texts():
-        ids = alone = list(tokenizer(text)["input_ids"])
-        if getattr(tokenizer, "chat_template", None):
-            chat = [{"role": "user", "content": text}]
-            encoded = tokenizer.apply_chat_template(chat, add_generation_prompt=True, **fixed_date())
-            ids = list(encoded["input_ids"] if hasattr(encoded, "keys") else encoded)
-        prompts.append(GoldenPrompt(text, ids, alone))
-    return prompts
 
 
 def reference_work(texts: list[list[int]], prompts: list[list[int]]) -> int:
@@ -125,16 +118,22 @@ class ReferenceAnswers:
 
     @classmethod
     def record(
-        cls, source: LayerwiseModel, tokenizer: Any, end: set[int], folder: Path, progress: Progress | None = None
+        cls,
+        source: LayerwiseModel,
+        checkpoint: Checkpoint,
+        tokenizer_dir: Path,
+        folder: Path,
+        progress: Progress | None = None,
     ) -> Self:
         """Run the source model over all texts and prompts, and store its answers in `folder`.
 
-        `end` has the ids of the tokens that end an answer.
+        `tokenizer_dir` has the tokenizer files of the engine.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        texts, golden = evaluation_ids(tokenizer), tokenized_prompts(tokenizer)
+        progress, module, end = progress or SilentProgress(), source.module, set(checkpoint.special_tokens.end)
+        texts = evaluation_ids(load_tokenizer(checkpoint, tokenizer_dir))
+        golden = golden_prompts(tokenizer_dir, checkpoint.architecture.max_position_embeddings, progress.note)
         prompts = [prompt.ids for prompt in golden]
-        progress, module = progress or SilentProgress(), source.module
         sketches = SketchCollector(source)
         with (
             progress.stage("Recording the source", reference_work(texts, prompts)), silence_libraries(),
@@ -144,7 +143,7 @@ class ReferenceAnswers:
                 for number, log_probs in enumerate(source.log_probs(texts, sketches.add)):
                     np.save(folder / f"logprobs-{number}.npy", log_probs.numpy())
             with source.generating():
-                answers, scores = greedy_decode(module, source.device, prompts, TOKENS, end)
+                answers, scores = greedy_decode(module, source.device, prompts, TOKENS, end) if prompts else ([], [])
         content = {
             "texts": texts, "prompts": prompts, "answers": answers, "scores": scores, "end": sorted(end),
             "plain": [prompt.text_ids for prompt in golden], "dtype": "float32",
@@ -155,14 +154,16 @@ class ReferenceAnswers:
         return cls(folder)
 
 
-def _golden(content: dict[str, Any]) -> Golden:
+def _golden(content: dict[str, Any]) -> Golden | None:
     """Return the golden answers in the form of engine.json."""
+    if not content["prompts"]:
+        return None
     rows = zip(golden_texts(), content["prompts"], content["plain"], strict=True)
     prompts = [GoldenPrompt(*row) for row in rows]
     return golden_record(_source(content["dtype"]), prompts, content["answers"], content["scores"])
 
 
-def golden_agreement(candidates: Iterable[Tensor], reference: ReferenceAnswers) -> float:
+def golden_agreement(candidates: Iterable[Tensor], reference: ReferenceAnswers) -> float | None:
     """Return the share of the source's answer tokens that a model also prefers, teacher-forced.
 
     `candidates` are the model's log-probabilities of `reference.answered`.
@@ -172,17 +173,21 @@ def golden_agreement(candidates: Iterable[Tensor], reference: ReferenceAnswers) 
         predicted = log_probs.argmax(-1)[len(prompt) - 1 :]
         same += int((predicted == torch.tensor(answer)).sum())
         total += len(answer)
-    return same / total if total else 1.0
+    return same / total if total else None
 
 
-def golden_of_checkpoint(checkpoint: Checkpoint, progress: Progress) -> Golden:
+def golden_of_checkpoint(checkpoint: Checkpoint, tokenizer_dir: Path, progress: Progress) -> Golden | None:
     """Return a checkpoint's golden answers through transformers, for builds without a quality gate.
+
+    The result is None if there are no golden prompts.
 
     The function needs torch and transformers, and memory for the unquantised model.
     """
+    prompts = golden_prompts(tokenizer_dir, checkpoint.architecture.max_position_embeddings, progress.note)
+    if not prompts:
+        return None
     with progress.stage("Recording golden answers"):
-        model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint)
-        prompts = tokenized_prompts(tokenizer)
+        model = load_model(checkpoint)
         ids = [prompt.ids for prompt in prompts]
         answers, scores = greedy_decode(model, model.device, ids, TOKENS, set(checkpoint.special_tokens.end))
         source = _source(model.dtype)

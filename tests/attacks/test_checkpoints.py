@@ -228,6 +228,17 @@ def test_a_template_that_fails_is_one_sentence(tmp_path: Path, template: str, wh
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("repeated", [200, 3500])
+def test_a_template_that_writes_a_long_prompt(tmp_path: Path, repeated: int) -> None:
+    """Before the fix, a build took more than 2 GB for 3,500 lines, and failed to allocate 80 GB for 25,000."""
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", "llama", max_position_embeddings=8192)
+    (checkpoint / "chat_template.jinja").write_text(f"{{{{ ('a '*{repeated})|wordwrap(1) }}}}")
+    progress = SilentProgress()
+    with max_cost(256, 5, time.thread_time):  # OpenVINO's library is a part of it
+        build(BuildSpec(str(checkpoint), tmp_path / "engine"), progress)
+    assert any("a short message has" in note for note in progress.notes) == (repeated > 200)
+
+
 @pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to(path)], ids=["pipe", "loop"])
 def test_what_is_no_file_is_refused(folder: Path, put: Callable[[Path], None]) -> None:
     """Before the fixes, a build waited for ever for the pipe, and a loop of links ended with a traceback."""

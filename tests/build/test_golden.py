@@ -60,7 +60,7 @@ def test_a_build_without_the_memory_for_the_source_keeps_none_and_says_so(tiny, 
 
 def test_prompts_are_rendered_as_transformers_does_on_any_day(tiny: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny)
-    prompts = golden_prompts(tiny)
+    prompts = golden_prompts(tiny, 512, pytest.fail)
     for prompt in prompts:
         assert tokenizer.decode(prompt.ids) == f"<s>[01 January 2025] {prompt.text}\n> "
         assert prompt.text_ids == tokenizer(prompt.text)["input_ids"]
@@ -73,4 +73,4 @@ def test_a_template_that_marks_the_assistants_text_has_golden_prompts(tmp_path: 
     (folder / "chat_template.jinja").write_text(marked + "{% generation %}> {% endgeneration %}")
     chat = [{"role": "user", "content": golden_texts()[0]}]
     expected = AutoTokenizer.from_pretrained(folder).apply_chat_template(chat, add_generation_prompt=True)
-    assert golden_prompts(folder)[0].ids == expected["input_ids"]
+    assert golden_prompts(folder, 512, pytest.fail)[0].ids == expected["input_ids"]

@@ -12,7 +12,7 @@ from llmops.build.quality.export_comparison import compare_export
 from llmops.build.quality.measures import Comparison, largest_difference, sketch
 from llmops.build.quality.quality_gates import QualityGates
 from llmops.build.quality.reference_answers import ReferenceAnswers
-from llmops.build.quantize.model_loading import load_tokenizer
+from llmops.build.tokenizer import write_tokenizer
 from llmops.errors import BuildError, InputError
 from tests.support.tiny_models import edit_config
 
@@ -33,7 +33,8 @@ def reference(checkpoint, tmp_path, monkeypatch):
 
     def record(family):
         source = checkpoint(family, **PEAKY)
-        return ReferenceAnswers.record(open_source(source), load_tokenizer(source), set(), tmp_path / "reference")
+        write_tokenizer(source, tmp_path / "tokenizer", print)
+        return ReferenceAnswers.record(open_source(source), source, tmp_path / "tokenizer", tmp_path / "reference")
 
     return record
 

@@ -133,10 +133,10 @@ class _QuantizeStages:
     def _record(self, part: Path) -> None:
         from llmops.build.quality.checkpoint_models import open_source
         from llmops.build.quality.reference_answers import ReferenceAnswers
-        from llmops.build.quantize.model_loading import load_tokenizer, release_memory
+        from llmops.build.quantize.model_loading import release_memory
 
-        source, tokenizer = open_source(self.checkpoint), load_tokenizer(self.checkpoint, self.tokenizer_dir)
-        ReferenceAnswers.record(source, tokenizer, set(self.checkpoint.special_tokens.end), part, self.progress)
+        source = open_source(self.checkpoint)
+        ReferenceAnswers.record(source, self.checkpoint, self.tokenizer_dir, part, self.progress)
         del source
         release_memory()
 
@@ -179,7 +179,7 @@ class _QuantizeStages:
         (part / "quality.json").write_text(json.dumps(quality.model_dump()))
 
 
-def _golden(answers: Path) -> Golden:
+def _golden(answers: Path) -> Golden | None:
     from llmops.build.quality.reference_answers import ReferenceAnswers
 
     return ReferenceAnswers(answers).golden

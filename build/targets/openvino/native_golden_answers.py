@@ -21,13 +21,15 @@ from llmops.build.targets.openvino.native_export import float_model
 #: Bytes of memory per parameter. OpenVINO holds the weights as float32 twice, as constants and in
 #: its own layout, besides the stored weights (measured: 8.6 from 4 bits and 9.4 from float16).
 _PER_PARAMETER = 10
+#: Number of tokens of each prompt that are read at once. The graph returns scores for all of them.
+_CHUNK = 64
 
 
 def golden_answers(checkpoint: Checkpoint, tokenizer_dir: Path, progress: Progress) -> Golden | None:
     """Return the golden answers, or None after a note to the user.
 
-    The result is None if the unquantised model does not fit into memory, or the template rejects
-    plain messages.
+    The result is None if the unquantised model does not fit into memory, or there are no golden
+    prompts.
     """
     needed, available = checkpoint.parameters * _PER_PARAMETER, available_memory()
     if available is not None and needed > available:
@@ -36,10 +38,8 @@ def golden_answers(checkpoint: Checkpoint, tokenizer_dir: Path, progress: Progre
             f"{available / 2**30:.1f} GiB are available. `llmops verify` will not compare answers."
         )
         return None
-    try:
-        prompts = golden_prompts(tokenizer_dir)
-    except ValueError as error:
-        progress.note(f"No golden answers are kept: {error}.")
+    prompts = golden_prompts(tokenizer_dir, checkpoint.architecture.max_position_embeddings, progress.note)
+    if not prompts:
         return None
     with progress.stage("Recording golden answers", TOKENS), float_model(checkpoint) as model:
         config = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
@@ -63,8 +63,12 @@ def _greedy(
     tokens: list[np.ndarray] = []
     scores: list[np.ndarray] = []
     for _ in range(TOKENS):
-        names = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "beam_idx": beams}
-        logits = request.infer(names)["logits"][:, -1].astype(np.float64)
+        past = mask.shape[1] - ids.shape[1]
+        for at in range(0, ids.shape[1], _CHUNK):
+            end_at = at + _CHUNK
+            names = {"input_ids": ids[:, at:end_at], "position_ids": positions[:, at:end_at], "beam_idx": beams}
+            found = request.infer({**names, "attention_mask": mask[:, : past + end_at]})
+        logits = found["logits"][:, -1].astype(np.float64)
         chosen = logits.argmax(-1)
         peak = logits.max(-1)
         scores.append(-np.log(np.exp(logits - peak[:, None]).sum(-1)))

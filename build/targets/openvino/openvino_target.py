@@ -86,7 +86,7 @@ def _golden(checkpoint: Checkpoint, tokenizer_dir: Path, progress: Progress) -> 
         return golden_answers(checkpoint, tokenizer_dir, progress)
     from llmops.build.quality.reference_answers import golden_of_checkpoint
 
-    return golden_of_checkpoint(checkpoint, progress)
+    return golden_of_checkpoint(checkpoint, tokenizer_dir, progress)
 
 
 def _write_for_genai(checkpoint: Checkpoint, tokenizer_dir: Path, model_dir: Path) -> None:
