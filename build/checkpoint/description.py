@@ -49,7 +49,7 @@ class FileState(NamedTuple):
     folders: tuple[FileStatus, FileStatus]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorInfo:
     """A stored tensor. `shape` is row-major (out_features, in_features), also for GGUF.
 

@@ -9,7 +9,6 @@ from llmops.build.checkpoint.description import (
     CheckpointFile,
     ExistingQuantisation,
     SpecialTokens,
-    TensorInfo,
 )
 from llmops.build.checkpoint.file_checks import (
     check_file_size,
@@ -53,9 +52,6 @@ def open_folder(folder: Path, ref: str, weights: bool = True) -> Checkpoint:
     shards = safetensors_header.shard_files(folder)
     if weights and not shards:
         raise CheckpointError(_no_weights(folder))
-    tensors: dict[str, TensorInfo] = {}
-    for shard in shards:
-        tensors |= safetensors_header.read_header(folder / shard, shard)
     names = [*_CONFIG_FILES, *_PROCESSOR_FILES, *TOKENIZER_FILES]
     present = [name for name in names if (folder / name).is_file()] + shards
     generation = _optional_json(folder / "generation_config.json")
@@ -70,7 +66,7 @@ def open_folder(folder: Path, ref: str, weights: bool = True) -> Checkpoint:
         format="huggingface",
         config=config,
         architecture=architecture,
-        tensors=tensors,
+        tensors=safetensors_header.read_headers(folder, shards),
         files=tuple(CheckpointFile(name, folder / name, (folder / name).stat().st_size) for name in present),
         states=states,
         weight_files=tuple(shards),

@@ -1,6 +1,7 @@
 """Parse safetensors headers: names, shapes, types and byte ranges. Detect truncated files."""
 
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,11 @@ INDEX_NAME = "model.safetensors.index.json"
 #: Maximum size of a header in bytes: DeepSeek V3 in one file would have 14 MB. The format allows 100
 #: MB, which take 1.5 GB once parsed.
 _MAX_HEADER = 2**24
+#: Maximum size of all headers of a checkpoint, and maximum number of tensors. Kimi K2 in 4 bits has
+#: 209,000 tensors in about 34 MB.
+_MAX_HEADERS, _MAX_TENSORS = 5 * 2**23, 2**18
+#: Maximum number of values in one header. A tensor has six, each followed by a comma.
+_MAX_VALUES = 2**20
 #: Maximum number of dimensions of a tensor. The product of 100,000 sizes takes minutes.
 _MAX_DIMS = 16
 _BITS = {
@@ -53,6 +59,31 @@ def _is_file_name(value: Any) -> bool:
     return isinstance(value, str) and value not in ("", ".", "..") and "/" not in value and "\0" not in value
 
 
+def read_headers(folder: Path, shards: Sequence[str]) -> dict[str, TensorInfo]:
+    """Return the descriptions of the tensors in the weight files `shards` of a folder.
+
+    Raises:
+        CheckpointError: A header is damaged, a file is truncated, two files have the same tensor,
+            or the headers are too large together.
+    """
+    size = sum(_header_length(folder / shard) for shard in shards)
+    _bound(folder, size, _MAX_HEADERS, "bytes in the headers of its weight files")
+    tensors: dict[str, TensorInfo] = {}
+    for shard in shards:
+        found = read_header(folder / shard, shard)
+        if twice := found.keys() & tensors.keys():
+            name = min(twice)
+            raise CheckpointError(f"{folder} has {name} both in {tensors[name].file} and {shard}; download it again.")
+        tensors |= found
+        _bound(folder, len(tensors), _MAX_TENSORS, "tensors")
+    return tensors
+
+
+def _bound(path: Path, count: int, limit: int, what: str) -> None:
+    if count > limit:
+        raise CheckpointError(f"{path} has more than {limit:,} {what}; download it again.")
+
+
 def read_header(path: Path, relative: str) -> dict[str, TensorInfo]:
     """Return the descriptions of the tensors in one file.
 
@@ -72,21 +103,28 @@ def read_header(path: Path, relative: str) -> dict[str, TensorInfo]:
     return tensors
 
 
-def _header(path: Path, size: int) -> tuple[dict[str, Any], int]:
+def _header_length(path: Path) -> int:
     with path.open("rb") as file:
         prefix = file.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-        if not 2 <= length <= _MAX_HEADER:
-            raise CheckpointError(
-                f"{path} is not a safetensors file: its first 8 bytes give no header length up to {_MAX_HEADER:,}. "
-                "Download it again."
-            )
-        if 8 + length > size:
-            raise CheckpointError(
-                f"{path} is truncated: it has {size:,} bytes and its header alone needs {8 + length:,}. Download it "
-                "again."
-            )
+    length: int = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+    if not 2 <= length <= _MAX_HEADER:
+        raise CheckpointError(
+            f"{path} is not a safetensors file: its first 8 bytes give no header length up to {_MAX_HEADER:,}. "
+            "Download it again."
+        )
+    return length
+
+
+def _header(path: Path, size: int) -> tuple[dict[str, Any], int]:
+    length = _header_length(path)
+    if 8 + length > size:
+        raise CheckpointError(
+            f"{path} is truncated: it has {size:,} bytes and its header alone needs {8 + length:,}. Download it again."
+        )
+    with path.open("rb") as file:
+        file.seek(8)
         raw = file.read(length)
+    _bound(path, raw.count(b","), _MAX_VALUES, "values in its header")
     try:
         header = parse_json(raw)
     except ValueError as error:

@@ -10,7 +10,7 @@ from llmops.build.checkpoint import CheckpointFile, TensorInfo
 from llmops.build.checkpoint.description import ModelCheckpoint
 from llmops.build.checkpoint.file_checks import check_file_size, read_value, reject_outside_symlinks
 from llmops.build.checkpoint.known_models import bundled_file
-from llmops.build.checkpoint.safetensors_header import read_header, shard_files
+from llmops.build.checkpoint.safetensors_header import read_headers, shard_files
 from llmops.errors import CheckpointError
 from llmops.input_files import MALFORMED, MAX_TABLE_BYTES
 
@@ -113,9 +113,7 @@ def _read(path: Path, ref: str, name: str) -> EncoderCheckpoint:
         raise CheckpointError(f"{path} has no *.safetensors; convert the encoder's weights to safetensors first.")
     if not (path / "tokenizer.json").is_file():
         raise CheckpointError(f"{path} has no tokenizer.json; download that file too.")
-    tensors: dict[str, TensorInfo] = {}
-    for shard in shards:
-        tensors |= read_header(path / shard, shard)
+    tensors = read_headers(path, shards)
     family = ENCODERS[config["architectures"][0]]
     if family.head is not None:
         _check_head(path, tensors, family.head)

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from llmops.build.checkpoint.file_checks import read_json
-from llmops.build.checkpoint.safetensors_header import read_header
+from llmops.build.checkpoint.safetensors_header import read_headers
 from llmops.build.quantize.embedding_tables import TABLES, DenseTable, EmbeddingTable, stored_table
 from llmops.build.quantize.exported_weights import ExportedModel, QuantizedLinear
 from llmops.build.quantize.layer_readers import LayerReader, reader_of
@@ -33,10 +33,9 @@ class HfCheckpointReader:
         self.reader = check_format_readable(folder)
         # Module -> last part of the tensor's name -> file, and name in the file.
         self.modules: dict[str, dict[str, tuple[Path, str]]] = {}
-        for path in sorted(folder.glob("*.safetensors")):
-            for name in read_header(path, path.name):
-                module, _, last = _renamed(name).rpartition(".")
-                self.modules.setdefault(module, {})[last] = (path, name)
+        for name, info in read_headers(folder, sorted(path.name for path in folder.glob("*.safetensors"))).items():
+            module, _, last = _renamed(name).rpartition(".")
+            self.modules.setdefault(module, {})[last] = (folder / info.file, name)
 
     def table(self, name: str) -> EmbeddingTable | None:
         """Return the embedding or the output matrix, or None if the checkpoint lacks it."""
