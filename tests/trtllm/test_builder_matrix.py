@@ -71,7 +71,8 @@ def specs(family, quant, adapters):
     cells = itertools.product(TARGETS["tensorrt"].kv_caches, layouts, (True, False), (None, adapters), SPECULATIVE)
     for kv, (tp, pp), guided, lora, mode in cells:
         options = {"guided": str(guided).lower(), **SPECULATIVE[mode], **({"adapters": lora} if lora else {})}
-        yield kv, mode, BuildSpec("c", Path("e"), "tensorrt", quant=quant, kv_cache=kv, tp=tp, pp=pp, options=options)
+        engine = {"quant": quant, "kv_cache": kv, "tp": tp, "pp": pp, "gpu": "h100-sxm", "options": options}
+        yield kv, mode, BuildSpec("c", Path("e"), "tensorrt", **engine)
 
 
 def arguments(spec, source):
@@ -101,7 +102,8 @@ def test_the_builder_changes_nothing(checkpoint, adapters, family, quant):
         assert (flags["use_fp8_context_fmha"] == "enable") == (quant in FP8_FMHA[kv])
         fused = flags["reduce_fusion"] == "enable"
         assert not fused or (spec.tp > 1 and family in REDUCED and quant != "fp8_pc_pt")
-        assert flags["user_buffer"] == "disable" or (fused and quant == "fp8" and flags["lora_plugin"] == "disable")
+        buffered = fused and family == "llama" and quant == "fp8" and flags["lora_plugin"] == "disable"
+        assert flags["user_buffer"] == ("enable" if buffered else "disable")
         # without pages a prompt is taken in one step
         assert quant in PAGED[kv] or flags["max_input_len"] <= flags["max_num_tokens"]
     least = 36 if family in ("gemma2", "gemma3", "phi3") else 54
