@@ -341,6 +341,21 @@ def test_draft_tokens_take_part_in_a_step(tmp_path, batch, expected):
 
 
 @pytest.mark.parametrize(
+    ("flag", "value", "option"),
+    [
+        ("max_decoder_seq_len", "64", "--max-seq-len"),
+        ("max_batch_size", "4", "--max-batch-size"),
+        ("speculative_decoding_mode", "medusa", "--set speculative_mode"),
+    ],
+)
+def test_a_flag_that_the_manifest_announces_has_an_option(tmp_path, flag, value, option):
+    """The engine would have 4 sequences of 64 tokens, and gateways would send it more; or heads that nobody made."""
+    folder = str(write_checkpoint(tmp_path / "tiny", "llama"))
+    spec = BuildSpec(folder, tmp_path / "engine", "tensorrt", options={f"flag.{flag}": value})
+    prepare(spec, f"because llmops sets it; use {option}")
+
+
+@pytest.mark.parametrize(
     ("family", "version", "ignored"),
     [
         ("mistral", "1.2.1", True),

@@ -27,6 +27,11 @@ _NO_LOOKAHEAD = ("gemma2", "gemma3", "phi3")
 #: Speculative modes for plain checkpoints. medusa, eagle and explicit_draft_tokens (ReDrafter) need
 #: other architectures.
 SPECULATIVE_MODES = (LOOKAHEAD, DRAFT_TOKENS)
+#: Flags that also change what the engine folder announces -> the option that does both.
+_OWN_FLAGS = {
+    "max_batch_size": "--max-batch-size", "max_seq_len": "--max-seq-len", "max_num_tokens": "--max-num-tokens",
+    "speculative_decoding_mode": "--set speculative_mode", "max_draft_len": "--set max_draft_len",
+}  # fmt: skip
 OPTIONS = COMMON_OPTIONS | {
     "max_input_len", "tokens_per_block", "workers", "adapters", "lora_modules", "max_lora_rank", "speculative_mode",
     "max_draft_len", "lookahead", "guided",
@@ -183,7 +188,10 @@ def lookahead_draft_len(window: int, ngram: int, verification: int) -> int:
 def _extra_flags(spec: BuildSpec) -> dict[str, Value]:
     flags = {name[len(FLAG) :]: str(value) for name, value in spec.options.items() if name.startswith(FLAG)}
     argv = [word for name, value in flags.items() for word in (f"--{name}", *value.split())]
-    return from_argv([word for word in argv if word != "true"])
+    chosen = from_argv([word for word in argv if word != "true"])
+    if own := next((name for name in chosen if name in _OWN_FLAGS), None):
+        raise InputError(f"--set {FLAG}{own} is not possible, because llmops sets it; use {_OWN_FLAGS[own]}.")
+    return chosen
 
 
 def uses_paged_context(argv: list[str]) -> bool:
