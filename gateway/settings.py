@@ -435,8 +435,8 @@ class ResumeSettings(_Section):
 
     Attributes:
         lease: The time without a heartbeat of a gateway after which other gateways continue its
-            answers. At most 6 s, and a quarter more until they do: 8 s after the gateway is lost,
-            clients may continue its messages themselves, and after 15 s it holds no money.
+            answers, up to a quarter of that time later. At most 6 s, because clients may continue
+            the messages of a lost gateway after 8 s, and its reserved money is free after 15 s.
     """
 
     lease: Annotated[_PositiveDuration, Field(ge=0.5, le=6)] = Seconds(5)
@@ -654,7 +654,10 @@ class ProviderSettings(_Section):
     @classmethod
     def _has_no_secret(cls, url: str) -> str:
         if "@" in url or urlsplit(url).query:
-            raise ValueError("a key in a URL appears in logs; provide the key with key_env or key_file")
+            raise ValueError(
+                "a key in a URL appears in logs; provide the key with key_env or key_file, and write an @ of the path "
+                "as %40"
+            )
         return url
 
     @model_validator(mode="after")
