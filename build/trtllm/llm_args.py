@@ -336,8 +336,8 @@ def _check_rules(arguments: Mapping[str, Any], minor: tuple[int, int]) -> None:
     if lora and speculative and minor < (1, 3):
         # cpp/tensorrt_llm/thop/loraOp.cpp counts one token per request in generation (#12617).
         raise InputError(
-            "With speculation, TensorRT-LLM before 1.3 ends every request of an adapter; leave llm.speculative_config "
-            "or the adapters out."
+            "With speculation, TensorRT-LLM before 1.3 ends every request of an adapter; add --set image=trtllm-1.3, "
+            "or leave llm.speculative_config or the adapters out."
         )
     _check_piecewise(arguments)
     graphs = arguments.get("cuda_graph_config") or {}
