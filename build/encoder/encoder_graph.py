@@ -40,6 +40,8 @@ class _Encoder:
         self.heads = int(config["num_attention_heads"])
         self.head_dim = int(config["hidden_size"]) // self.heads
         self.epsilon = float(config.get("layer_norm_eps", 1e-12))
+        if not 0 <= self.epsilon < 1:
+            raise ValueError("the epsilon is not in [0, 1)")
         self.activation = str(config.get("hidden_act", "gelu"))
         if self.activation not in _ACTIVATIONS:
             raise CheckpointError(

@@ -18,6 +18,12 @@ DTYPES = ("bfloat16", "float16", "float32")
 _STORED_DTYPES = ("float16", "bfloat16")
 #: Maximum value of a number in config.json: TensorRT-LLM's shapes are 32-bit integers.
 _MAX_NUMBER = 2**31 - 1
+#: Fields with a number that is not whole. A model computes with them in float32.
+_REAL_NUMBERS = (
+    "rms_norm_eps", "layer_norm_eps", "norm_eps", "rope_theta", "rope_local_base_freq", "partial_rotary_factor",
+    "attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar", "routed_scaling_factor",
+)  # fmt: skip
+_MAX_REAL_NUMBER = 3e38
 #: Maximum number of layers. Published merges of Llama 405B have up to 525. Plans take time in
 #: proportion to the square: with 10,000 layers, more than a minute.
 _MAX_LAYERS = 1024
@@ -283,6 +289,16 @@ class _ConfigReader:
             )
         return value
 
+    def check_real_numbers(self) -> None:
+        for name, value in [*self.config.items(), *self.outer.items()]:
+            if name not in _REAL_NUMBERS or value is None:
+                continue
+            # The comparison is False for NaN.
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MAX_REAL_NUMBER:
+                raise CheckpointError(
+                    f"config.json has `{name}` = {_shorten(value)}; it must be a number from 0 to {_MAX_REAL_NUMBER:g}."
+                )
+
     def layers(self) -> int:
         # config.json of Nemotron 3 Ultra lists the layers and does not count them.
         named = self.raw("layers_block_type")
@@ -304,6 +320,7 @@ class _ConfigReader:
         return default if value is None else bool(value)
 
     def architecture(self) -> Architecture:
+        self.check_real_numbers()
         heads = self.integer("num_attention_heads")
         layers = self.layers()
         kv_heads = self.integer("num_key_value_heads", default=heads)

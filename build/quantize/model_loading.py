@@ -20,6 +20,7 @@ from llmops.build.environment import installed_version
 from llmops.build.tokenizer import write_tokenizer
 from llmops.distribution import missing_extra
 from llmops.errors import CheckpointError, ResourceError
+from llmops.input_files import MALFORMED
 
 
 @contextlib.contextmanager
@@ -121,6 +122,20 @@ def _gpu_is_full(error: RuntimeError) -> bool:
     return any(text in str(error) for text in _GPU_IS_FULL)
 
 
+@contextlib.contextmanager
+def report_unreadable(ref: str) -> Iterator[None]:
+    """Convert errors of transformers about the files of `ref` inside the block to a CheckpointError."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        yield
+    except (OSError, RuntimeError, StrictDataclassError, *MALFORMED) as error:
+        if isinstance(error, RuntimeError) and _gpu_is_full(error):
+            raise
+        reason = " ".join(str(error).split())[:300]
+        raise CheckpointError(f"{ref} cannot be loaded by transformers ({reason}); use another checkpoint.") from error
+
+
 def load_model(checkpoint: Checkpoint) -> Any:
     """Return the causal language model in evaluation mode.
 
@@ -138,15 +153,8 @@ def load_model(checkpoint: Checkpoint) -> Any:
         hf_class = "Gemma3ForCausalLM"
         kwargs["config"] = read_hf_config(checkpoint.path)
         kwargs["key_mapping"] = {f"^{re.escape(one)}": "model." for one in TEXT_PARTS}
-    try:
-        with silence_libraries():
-            model = AutoModelForCausalLM.from_pretrained(checkpoint.path, trust_remote_code=False, **kwargs)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and _gpu_is_full(error):
-            raise
-        raise CheckpointError(
-            f"{checkpoint.ref} cannot be loaded by transformers ({error}); use another checkpoint."
-        ) from error
+    with report_unreadable(checkpoint.ref), silence_libraries():
+        model = AutoModelForCausalLM.from_pretrained(checkpoint.path, trust_remote_code=False, **kwargs)
     model.config.architectures = [hf_class]
     if with_encoders:
         model._weight_conversions = []  # without conversions, the weights are saved under new names
@@ -194,7 +202,8 @@ def source_config(checkpoint: Checkpoint) -> Any:
     special = checkpoint.special_tokens
     ids = {"bos_token_id": special.bos, "eos_token_id": list(special.end) or None, "pad_token_id": special.pad}
     fields = {key: value for key, value in checkpoint.config.items() if key != "model_type"}
-    return AutoConfig.for_model(checkpoint.config["model_type"], **fields, **ids)
+    with report_unreadable(checkpoint.ref):
+        return AutoConfig.for_model(checkpoint.config["model_type"], **fields, **ids)
 
 
 def read_hf_config(folder: Path) -> Any:
@@ -205,7 +214,7 @@ def read_hf_config(folder: Path) -> Any:
     """
     from transformers import AutoConfig
 
-    with silence_libraries():
+    with report_unreadable(str(folder)), silence_libraries():
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
@@ -218,7 +227,7 @@ def empty_model(config: Any) -> Any:
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
-    with silence_libraries(), init_empty_weights(include_buffers=False):
+    with report_unreadable("config.json"), silence_libraries(), init_empty_weights(include_buffers=False):
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import resource
 import shutil
@@ -28,6 +29,7 @@ from llmops.build.checkpoint.safetensors_header import read_header as read_safet
 from llmops.build.encoder.encoder_checkpoint import BUNDLED, open_encoder
 from llmops.build.job.build_engine import build
 from llmops.build.progress import SilentProgress
+from llmops.build.quantize.model_loading import load_model, source_config
 from llmops.build.spec import BuildSpec
 from llmops.build.tokenizer import tokenizer_trial
 from llmops.build.tokenizer.gguf_tokenizer import tokenizer_from_gguf
@@ -272,13 +274,34 @@ def test_a_hole_in_an_encoder(folder: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "change",
     [{"pad_token_id": "x"}, {"max_position_embeddings": [1]}, {"hidden_size": 10**400}, {"hidden_size": 10**9},
-     {"num_hidden_layers": "x"}, {"num_attention_heads": -1}, {"vocab_size": {}}, {"layer_norm_eps": None}],
+     {"num_hidden_layers": "x"}, {"num_attention_heads": -1}, {"vocab_size": {}}, {"layer_norm_eps": None},
+     {"layer_norm_eps": math.nan}, {"layer_norm_eps": -1}],
 )  # fmt: skip
 def test_odd_settings_of_an_encoder_are_one_sentence(encoder: Path, change: dict[str, object]) -> None:
     """Before the fix, each of them ended the build with a traceback."""
     rewrite(encoder / "config.json", **change)
     with pytest.raises(CheckpointError, match="download it again"):
         build(BuildSpec(str(encoder), encoder.parent / "engine"), SilentProgress())
+
+
+@pytest.mark.parametrize("name", ["rms_norm_eps", "rope_theta", "final_logit_softcapping"])
+@pytest.mark.parametrize("value", ["x", [1], math.nan, math.inf, -1e-5, 10**400, True], ids=str)
+def test_odd_numbers_of_a_decoder_are_one_sentence(folder: Path, name: str, value: object) -> None:
+    """Before the fix, a text was a traceback of the build, and NaN was a model that answers nothing."""
+    rewrite(folder / "config.json", **{name: value})
+    with pytest.raises(CheckpointError, match=f"config.json has `{name}` = .* it must be a number"):
+        open_folder(folder, "x", weights=False)
+
+
+@pytest.mark.parametrize("changes", [{"rope_parameters": "x"}, {"initializer_range": "x"}], ids=str)
+def test_settings_that_transformers_cannot_read_are_one_sentence(tmp_path: Path, changes: dict[str, object]) -> None:
+    """Before the fix, each was a traceback of a build that quantises."""
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", "llama")
+    rewrite(checkpoint / "config.json", **changes)
+    for load in (load_model, source_config):
+        with pytest.raises(CheckpointError, match="cannot be loaded by transformers") as refusal:
+            load(open_folder(checkpoint, "x"))
+        assert "\n" not in refusal.value.message
 
 
 def _broken_map() -> dict[str, object]:

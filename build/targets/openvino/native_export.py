@@ -53,9 +53,10 @@ def float_model(checkpoint: Checkpoint) -> Iterator[ov.Model]:
 
 
 def _shape(checkpoint: Checkpoint, weights: WeightSource) -> DecoderShape:
+    epsilon = checkpoint.config.get("rms_norm_eps")
     return DecoderShape(
         architecture=checkpoint.architecture,
-        rms_norm_eps=float(checkpoint.config.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=1e-6 if epsilon is None else float(epsilon),
         inverse_frequencies=_frequencies(checkpoint, weights),
     )
 
