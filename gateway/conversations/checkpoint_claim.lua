@@ -12,9 +12,9 @@ if ARGV[5] then
   local own, unheard, known = prefix .. ':of:' .. gateway, gateway .. ':unheard', {}
   for at = 6, #ARGV do known[ARGV[at]] = true end
   for _, id in ipairs(redis.call('SMEMBERS', own)) do
-    if not known[id] then
+    if not known[id] and redis.pcall('HGET', prefix .. ':answer:' .. id, 'gateway') == gateway then
       redis.call('SMOVE', own, prefix .. ':of:' .. unheard, id)
-      redis.pcall('HSET', prefix .. ':answer:' .. id, 'gateway', unheard)
+      redis.call('HSET', prefix .. ':answer:' .. id, 'gateway', unheard)
       redis.call('ZADD', prefix .. ':gateways', 0, unheard)
     end
   end

@@ -199,6 +199,13 @@ async def test_an_answer_that_its_owner_continued_after_its_gateway_was_lost_is_
     same.register(b"its continuation")
     assert await same.is_owned()
     assert same.holds
+    # The lost gateway comes back, and asks for the answers of a claim whose reply it did not get.
+    back = CheckpointStore(valkey.url, 0.5)
+    back._gateway, back._is_claim_heard = lost._gateway, False
+    await back.start(claimed.append)
+    await eventually(lambda: back._is_claim_heard)
+    await back.close()
+    assert await same.is_owned()
     await taker._claim(claimed.append)
     assert (claimed, await taker.record("of:answer")) == ([], b"its continuation")
     await taker.close()
