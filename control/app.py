@@ -4,9 +4,8 @@ It runs alone or inside a gateway.
 """
 
 import asyncio
-import ctypes
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import httpx
 from fastapi import FastAPI
@@ -32,7 +31,7 @@ from llmops.distribution import missing_extra
 from llmops.gateway.auth.authentication import create_authentication, keys_required
 from llmops.gateway.http.error_handlers import add_exception_handlers
 from llmops.gateway.http.middleware import GatewayApp
-from llmops.gateway.http.server import DrainingServer, bind, tune_garbage_collector, uvicorn_config
+from llmops.gateway.http.server import DrainingServer, bind, tune_memory, uvicorn_config
 from llmops.gateway.ratelimit.read_limit import ReadLimit
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.web.browser_security import OriginCheck, TrustedHostCheck
@@ -219,25 +218,12 @@ def run(
         host, port = listener.getsockname()[:2]
         on_listening(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", keys)
         app = create_app(settings, lambda: make_leader_jobs(settings, replicas), gateway)
-        tune_garbage_collector()
-        _share_malloc_arenas()
+        tune_memory()
         server = DrainingServer(uvicorn_config(app, settings), lambda: None)
         server.run(sockets=[listener])
         return server.force_exit
     finally:
         listener.close()
-
-
-def _share_malloc_arenas() -> None:
-    """Make all threads share two arenas of malloc, if the C library is glibc.
-
-    By default, every thread has an arena, which reserves 64 MiB of addresses. Under a limit on
-    addresses, such as `ulimit -v`, a new thread then has no room to start, and CPython's
-    `Thread.start` waits for the thread forever.
-    """
-    m_arena_max = -8  # M_ARENA_MAX of malloc.h
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).mallopt(m_arena_max, 2)
 
 
 async def _live(_request: Request) -> Response:

@@ -16,7 +16,7 @@ from contextlib import ExitStack, closing
 from llmops.errors import InputError
 from llmops.gateway.app import Plugin, create_app
 from llmops.gateway.auth.authentication import keys_required
-from llmops.gateway.http.server import DrainingServer, bind, tune_garbage_collector, uvicorn_config
+from llmops.gateway.http.server import DrainingServer, bind, tune_memory, uvicorn_config
 from llmops.gateway.safety.policy import check_filters
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.supervisor import Supervisor
@@ -118,7 +118,7 @@ def _url_of(listener: socket.socket) -> str:
 
 def _serve(settings: GatewaySettings, sockets: list[socket.socket], plugins: Sequence[Plugin]) -> bool:
     app = create_app(settings, plugins=plugins)
-    tune_garbage_collector()
+    tune_memory()
     server = DrainingServer(uvicorn_config(app, settings), app.state.health.drain)
     server.run(sockets=sockets)
     return server.force_exit
