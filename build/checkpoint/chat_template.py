@@ -10,7 +10,7 @@ a template from files and from Python's internals; limits of the process bound i
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,11 @@ _TIMEOUT = 120.0
 _MAX_CHARACTERS = 1 << 20
 #: The date that templates see: always the same, so that golden prompts do not depend on the day.
 _DAY = datetime(2025, 1, 1)
+
+
+def fixed_date() -> dict[str, Callable[[str], str]]:
+    """Return the template variable `strftime_now`, which always formats the same day."""
+    return {"strftime_now": lambda form: _DAY.strftime(form)}
 
 
 def render_messages(folder: Path, texts: Sequence[str]) -> list[str] | None:
@@ -72,7 +77,7 @@ def _render(folder: Path, texts: list[str]) -> list[str] | dict[str, str]:
     extensions = [GenerationTag, loopcontrols]
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
-    names = {**_special_tokens(folder), "strftime_now": _DAY.strftime}
+    names = {**_special_tokens(folder), **fixed_date()}
     limit_process(_MAX_SECONDS, _MAX_MEMORY)
     found = []
     try:
