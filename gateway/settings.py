@@ -741,7 +741,9 @@ class OidcSettings(_Section):
         scope_prefix: The prefix of the scopes that apply to the gateway.
         scopes: The scopes of a token that has no scope with the prefix.
         leeway: The tolerated difference between clocks.
-        refresh: The time after which the provider's signing keys are read again.
+        refresh: The time after which the provider's signing keys are read again. At least the
+            minute over which providers count readings, so that strangers who invent key ids cannot
+            use up what the schedule needs.
     """
 
     issuer: _Url
@@ -753,7 +755,7 @@ class OidcSettings(_Section):
     scope_prefix: str = "llmops:"
     scopes: list[str] = ["inference"]
     leeway: Annotated[Seconds, Field(le=300)] = Seconds(30)
-    refresh: Annotated[_PositiveDuration, Field(ge=10)] = Seconds(300)
+    refresh: Annotated[_PositiveDuration, Field(ge=60)] = Seconds(300)
 
 
 # gRPC defines these schemes of server names: https://github.com/grpc/grpc/blob/master/doc/naming.md

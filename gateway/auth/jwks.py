@@ -30,10 +30,6 @@ MIN_REFRESH_INTERVAL = 2.0
 #: Maximum factor of that interval. Each 429 of the issuer doubles the factor, and each success
 #: lowers it by a tenth, so that strangers cannot use up an issuer that allows 5 fetches a minute.
 MAX_SLOWDOWN = 7.5
-#: Period over which issuers count fetches, in seconds. If `refresh` is shorter, strangers must not
-#: use up what the schedule needs, so a fetch for unknown key ids that brings no new key sets the
-#: interval for such ids to its maximum for this period. A longer `refresh` outlasts any 429.
-LIMIT_PERIOD = 60.0
 #: Seconds that one fetch may take before the provider counts as unavailable.
 FETCH_TIMEOUT = 5.0
 #: Maximum number of tokens that wait for the next fetch because their key id is unknown. Strangers
@@ -56,8 +52,7 @@ class JwksCache:
 
     The keys are fetched from `url`, or from the address in the issuer's discovery document. A fetch
     starts every `refresh` seconds in the background, and at once for an unknown key id, but at most
-    once every `MIN_REFRESH_INTERVAL` seconds, and less often if the issuer answers 429, or if
-    `refresh` is short and the ids are invented.
+    once every `MIN_REFRESH_INTERVAL` seconds, and less often if the issuer answers 429.
     """
 
     def __init__(
@@ -65,7 +60,7 @@ class JwksCache:
     ) -> None:
         self._issuer, self._url, self._refresh, self._clock = issuer, url, refresh, clock
         self._keys: Mapping[str | None, Sequence[Mapping[str, Any]]] | None = None
-        self._read_at = self._tried_at = self._fruitless_at = float("-inf")
+        self._read_at = self._tried_at = float("-inf")
         self._slowdown = 1.0
         self._reading: asyncio.Task[None] | None = None
         self._client: httpx.AsyncClient | None = None
@@ -114,14 +109,6 @@ class JwksCache:
         """Return the seconds until the next fetch may start; zero or less if it may start now."""
         return MIN_REFRESH_INTERVAL * self._slowdown - (self._clock() - self._tried_at)
 
-    def _unknown_wait_time(self) -> float:
-        """Return the seconds until a fetch for an unknown key id may start, or the scheduled fetch."""
-        left, now = self._wait_time(), self._clock()
-        if self._refresh >= LIMIT_PERIOD or now - self._fruitless_at >= LIMIT_PERIOD:
-            return left
-        slowest = self._tried_at + MIN_REFRESH_INTERVAL * MAX_SLOWDOWN
-        return max(left, min(slowest, self._read_at + self._refresh) - now)
-
     async def _next_reading(self, kid: str | None, begun: int) -> None:
         """Wait until the key `kid` is known or a fetch that started after number `begun` has ended.
 
@@ -136,7 +123,7 @@ class JwksCache:
         try:
             if self._reading is not None:
                 await asyncio.shield(self._reading)
-            left = self._unknown_wait_time()
+            left = self._wait_time()
             if self._reading is None and left > 0 and not self._knows(kid, begun):
                 await asyncio.sleep(left)
             if not self._knows(kid, begun):
@@ -186,8 +173,6 @@ class JwksCache:
             return
         if self._away:
             log.warning("The keys of %s can be read again.", without_secrets(self._issuer))
-        if self._waiting and not keys.keys() - (self._keys or {}).keys():
-            self._fruitless_at = self._tried_at
         self._away, self._read_at, self._keys = False, self._clock(), keys
         self._keys_from, self._slowdown = self._begun, max(1.0, 0.9 * self._slowdown)
 
