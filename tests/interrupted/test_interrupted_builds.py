@@ -19,7 +19,7 @@ QUALITY, ENGINE = "the quality figures", "the engine"
 # where builds are stopped, one after the other, and what each finds finished
 POINTS = [
     ("hashing", "llmops.build.checkpoint.description:sha256_of", []),
-    ("loading", "llmops.build.quantize.model_loading:load_tokenizer", []),
+    ("loading", "llmops.build.quality.checkpoint_models:open_source", []),
     ("recording", "llmops.build.quality.reference_answers:greedy_decode", []),
     ("recorded", "os:rename", []),
     ("calibrating", "llmops.build.quantize.quantizer:batches", []),
