@@ -74,7 +74,7 @@ class TestOnTheEngine:
     def test_one_whose_work_grows_is_refused_before_it_runs(self, client: Any, prompt: list[int], grammar: str) -> None:
         guide = {"guided_decoding_guide_type": "ebnf_grammar", "guided_decoding_guide": grammar}
         answer = client.ask(prompt, new=200, **guide)
-        assert not answer.tokens
+        assert not answer.ids
         assert answer.error.startswith("guided_decoding_guide: the grammar takes ")
 
 
