@@ -44,8 +44,9 @@ from llmops.errors import InputError
 
 LLM = "llm."
 ARGS_FILE = "llm_args.json"
-#: Suffixes of files that a user may edit: settings, templates, notes.
-_EDITABLE = frozenset({".json", ".jinja", ".md", ".txt"})
+#: Suffixes of files that are copied and not linked, so that an edit of the engine leaves the
+#: checkpoint as it is: settings, templates, notes.
+_COPIED = frozenset({".json", ".jinja", ".md", ".txt"})
 MODEL_DIR = "model"
 #: Width and height of the blocks of weights that share a scale in fp8_block.
 _BLOCK = 128
@@ -245,7 +246,7 @@ def _link_checkpoint(checkpoint: Checkpoint, model_dir: Path) -> None:
         place = model_dir / file.path
         place.parent.mkdir(parents=True, exist_ok=True)
         reject_changed_files(checkpoint.path, states, [file.path])
-        make = shutil.copy2 if place.suffix in _EDITABLE else link_file
+        make = shutil.copy2 if place.suffix in _COPIED else link_file
         make(file.location, place)
         # A file with another inode is a copy, or was replaced since the check, so its old state
         # stays.

@@ -1,4 +1,4 @@
-"""How a gateway's process keeps memory."""
+"""Memory that a gateway's process keeps after it was used."""
 
 import subprocess
 import sys

@@ -66,7 +66,7 @@ class Bounded:
         self.keys.quotas = (Quota("key-a", **limits),)
 
     def left(self, **limit: int) -> float:
-        """What is left of a limit: `requests`, `tokens` or `places`."""
+        """Return the rest of a limit: `requests`, `tokens` or `places`."""
         ((name, _),) = limit.items()
         left = self.gate.limiter.reserve_now([Limit("key-a::", **limit)], [LimitRequest()]).decision.left[0]
         return left[("requests", "tokens", "places").index(name)]
