@@ -35,7 +35,7 @@ from llmops.gateway.conversations.conversation_store import (
 )
 from llmops.gateway.conversations.items import parse_input_items, to_messages
 from llmops.gateway.conversations.response_store import ResponseStore, StoredResponse, ensure_item_id
-from llmops.gateway.errors import ForbiddenError, InvalidRequestError
+from llmops.gateway.errors import ApiError, ForbiddenError, InvalidRequestError
 from llmops.gateway.http.request_body import BodyReader
 from llmops.gateway.http.request_context import context_of
 from llmops.gateway.interfaces import Caller
@@ -111,7 +111,8 @@ class ConversationEndpoints:
     async def export(self, request: Request) -> Response:
         """Return all stored data of the caller as JSON lines.
 
-        A caller with the scope admin may export the data of a `tenant` or a `user`.
+        A caller with the scope admin may export the data of a `tenant` or a `user`. If the store
+        fails, the last line has the error.
         """
         tenant, user = _subject(request)
         context = context_of(request)
@@ -130,11 +131,16 @@ class ConversationEndpoints:
 
         async def body() -> AsyncIterator[bytes]:
             line = first.pop()
-            while line:
-                for at in range(0, len(line), EXPORT_PIECE):
-                    yield line[at : at + EXPORT_PIECE]
-                del line  # Otherwise, a read that is cancelled keeps it until a full collection.
-                line = await anext(lines, b"")
+            try:
+                while line:
+                    for at in range(0, len(line), EXPORT_PIECE):
+                        yield line[at : at + EXPORT_PIECE]
+                    del line  # Otherwise, a read that is cancelled keeps it until a full collection.
+                    line = await anext(lines, b"")
+            except ApiError as error:
+                # The body gets no end, which clients may not notice.
+                yield error.body_json() + b"\n"
+                raise
 
         headers = {"content-disposition": f'attachment; filename="{tenant or user or "conversations"}.jsonl"'}
         return StreamingResponse(body(), media_type="application/x-ndjson", headers=headers)

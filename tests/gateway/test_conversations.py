@@ -9,6 +9,7 @@ from sqlalchemy.exc import OperationalError
 
 from llmops.gateway.api.conversations import EXPORT_PIECE
 from llmops.gateway.settings import GatewaySettings
+from llmops.store import conversations as store
 from tests.support.gateway_stack import BODIES, RESPONSES, Stack, running, serving
 from tests.support.scripted_triton import Step
 from tests.support.waiting import GENEROUS, eventually
@@ -290,6 +291,29 @@ async def test_an_export_that_cannot_begin_has_a_status(card, tokenizer, tmp_pat
         monkeypatch.setattr("llmops.gateway.conversations.conversation_store.table.conversation_ids", away)
         away_answer = await stack.client.get(f"{CHATS}/export")
         assert (away_answer.status_code, away_answer.json()["error"]["code"]) == (503, "conversations_unavailable")
+
+
+async def test_an_export_that_breaks_off_says_so_in_its_last_line(chats, monkeypatch):
+    """Before the fix, only the missing end of the body told it from a whole export, which not all clients look at."""
+    for _ in range(2):
+        await chats.new(title="x")
+    find, found = store.find_conversation, []
+
+    async def away(*which):
+        if found:
+            raise OperationalError("", {}, Exception())
+        found.append(await find(*which))
+        return found[0]
+
+    monkeypatch.setattr(store, "find_conversation", away)
+    url = chats.client.base_url
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(f"GET {CHATS}/export HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+    answer = await reader.read()
+    writer.close()
+    assert not answer.endswith(b"\r\n0\r\n\r\n")
+    whole, last = (json.loads(line) for line in answer.splitlines() if line.startswith(b"{"))
+    assert (whole["title"], last["error"]["code"]) == ("x", "conversations_unavailable")
 
 
 async def test_an_export_is_sent_in_small_parts(chats):
