@@ -8,6 +8,7 @@ in messages.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,6 +58,11 @@ MAX_WAITING_EVENTS = 64
 #: Maximum seconds of a provider's `retry-after` that are passed on to clients, because models here
 #: may have room sooner.
 MAX_RETRY_AFTER = 60.0
+#: Maximum seconds to wait for a response's end after its last event, `[DONE]`. Only a connection
+#: whose response has ended is used again.
+END_TIMEOUT = 0.1
+#: Seconds for which an unused connection is kept: less than the 5 s after which uvicorn closes it.
+KEEP_ALIVE = 4.0
 
 
 class ProviderError(ApiError):
@@ -189,7 +195,7 @@ class Provider:
         self.client = fair_client(
             headers={**headers, **({"authorization": f"Bearer {key}"} if key else {})},
             timeout=httpx.Timeout(float(settings.timeout), connect=connect),
-            limits=httpx.Limits(max_connections=settings.concurrent),
+            limits=httpx.Limits(max_connections=settings.concurrent, keepalive_expiry=KEEP_ALIVE),
         )
 
     def log_detail(self, kind: str, detail: str) -> str | None:
@@ -366,7 +372,8 @@ class ProviderStream(TokenStream):
             kind = response.headers.get("content-type", "")
             if not kind.startswith("text/event-stream"):
                 raise self._unusable(f"the content type is {kind[:60]!r}")
-            async for line in _lines(response):
+            lines = _lines(response)
+            async for line in lines:
                 if line == b"data: [DONE]":
                     finished = True
                     break
@@ -383,8 +390,9 @@ class ProviderStream(TokenStream):
                     if choice.index >= self._body.get("n", 1):
                         raise self._unusable("the stream has a choice that was not requested")
                     await self._events.put(ProviderBatch.of(choice))
-        if not finished:
-            raise self._unusable("the stream ended before the answer was complete")
+            if not finished:
+                raise self._unusable("the stream ended before the answer was complete")
+            await _read_end(lines)
         if counts is not None:
             self.usage = bounded_usage(counts.usage(), self._body, self._context_tokens)
 
@@ -482,6 +490,13 @@ async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
             raise ValueError(f"the stream has a line of more than {MAX_LINE_BYTES} bytes")
         for line in lines:
             yield line.rstrip(b"\r")
+
+
+async def _read_end(lines: AsyncIterator[bytes]) -> None:
+    with contextlib.suppress(TimeoutError, ValueError, httpx.HTTPError):
+        async with asyncio.timeout(END_TIMEOUT):
+            async for _ in lines:
+                pass
 
 
 def _retry_after(text: str) -> float:

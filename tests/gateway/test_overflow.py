@@ -118,6 +118,16 @@ async def test_every_chat_api_overflows_while_the_model_is_away_and_says_who_ans
                 assert f'"prompt_tokens":{direct}' in answer.text.replace(" ", "")
 
 
+async def test_answers_of_a_provider_share_a_connection(card, tokenizer, provider):
+    async with overflowing(card, tokenizer, **settings_for(provider.url)) as own:
+        before = provider.server.server_state.total_requests
+        for stream in (False, True, False):
+            assert (await own.chat(stream=stream)).status_code == 200
+        assert provider.server.server_state.total_requests == before + 3
+        # the other is the test's own
+        assert len(provider.server.server_state.connections) == 2
+
+
 async def test_an_alias_that_chooses_a_model_overflows_too(card, tokenizer, provider):
     given = settings_for(provider.url)
     given["aliases"] = {"best": {"small": "tiny", "large": "larger", "overflow": ["cloud/big"]}}
