@@ -596,7 +596,7 @@ class ResumableChats:
         return found
 
     def _checkpoint(self, run_id: str, caller: Caller) -> AnswerCheckpoint | None:
-        if self._checkpoints is None or not self._checkpoints.up or not self._may_store(caller.tenant_id):
+        if self._checkpoints is None or not self._may_store(caller.tenant_id):
             return None
         return self._checkpoints.checkpoint(shared_answer_id(caller.owner, run_id))
 

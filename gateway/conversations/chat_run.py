@@ -120,7 +120,7 @@ class ChatRun(AnswerRun):
         if checkpoint is not None:
             self._marks.append((checkpoint.size, len(self.log)))
             checkpoint.on_change = self._on_checkpoint
-            if context.usage_recorder is not None and checkpoint.holds:
+            if context.usage_recorder is not None and checkpoint.registered:
                 context.usage_recorder.hold()
         self._show()
         self.task = asyncio.get_running_loop().create_task(self._run(), name=f"chat-{run_id}")
@@ -240,6 +240,10 @@ class ChatRun(AnswerRun):
         elif self._offered:
             await self._stored()
         self.moved = True
+        if self._checkpoint is not None and self._checkpoint.replaced:
+            if recorder is not None:
+                recorder.settle(UsageOwner.HERE)
+            return
         self._context.usage = None  # The gateway that takes the answer over bills all of it.
         if self._context.reservation is not None:
             self._context.reservation.hand_over(is_taken=not self._offered)

@@ -175,7 +175,9 @@ class AnswerCheckpoint:
         size: Size of all encoded tokens so far, in bytes.
         known: Size of the encoded tokens that Redis has, in bytes.
         on_change: Called when `known`, `holds` or a flag below has changed.
-        lost: True if another gateway has taken the answer over.
+        lost: True if another gateway has the answer: it has taken the answer over, or continues it.
+        registered: True if Redis has the answer, or gets it as soon as it is available.
+        replaced: True if the owner continued the answer at another gateway, which bills the rest.
         stop: True if a client at another gateway stopped the answer.
         is_read_elsewhere: True if a client reads the answer at another gateway.
     """
@@ -184,19 +186,19 @@ class AnswerCheckpoint:
         self.id = answer_id
         self.size = self.known = size
         self.on_change: Callable[[], None] = lambda: None
-        self.lost = self.stop = self.is_read_elsewhere = False
+        self.lost = self.replaced = self.stop = self.is_read_elsewhere = False
         self._store = store
         self._unsent = bytearray()
         self._record, self._record_bytes, self._is_taken_over = b"", 0, False
         self._end: bytes | None = None
-        self._registered = False
+        self.registered = False
         self._cached: int | None = None
         self._reply: asyncio.Future[None] | None = None
 
     @property
     def holds(self) -> bool:
         """Return True if readers must wait until Redis has the tokens."""
-        return self._registered and self._store.up
+        return self.registered and self._store.up
 
     def add(self, tokens: Sequence[int], cached: int | None) -> None:
         """Add tokens that arrived together, and update the number of cached prompt tokens."""
@@ -204,7 +206,7 @@ class AnswerCheckpoint:
         self._unsent += data
         self.size += len(data)
         self._cached = cached
-        if self._registered:
+        if self.registered:
             self._store.changed(self)
 
     def register(self, record: bytes) -> None:
@@ -212,15 +214,14 @@ class AnswerCheckpoint:
 
         An empty record stands for an answer that was taken over, whose record Redis has already.
         """
-        fits = not record or (len(record) <= MAX_RECORD_BYTES and self._store.up)
-        if fits and self._store.hold_record(self.id, len(record)):
+        if len(record) <= MAX_RECORD_BYTES and self._store.hold_record(self.id, len(record)):
             self._record_bytes = len(record)
-            self._record, self._registered, self._is_taken_over = record, True, not record
-            self._store.add(self)
+            self._record, self.registered, self._is_taken_over = record, True, not record
+            self._store.add(self, is_new=bool(record))
 
     async def is_owned(self) -> bool:
         """Return True if this gateway still owns the answer, or if Redis is unavailable."""
-        if self._registered and self._store.up:
+        if self.registered and self._store.up:
             self._reply = asyncio.get_running_loop().create_future()
             self._store.changed(self)
             await asyncio.wait({self._reply}, timeout=TIMEOUT)
@@ -232,7 +233,10 @@ class AnswerCheckpoint:
         `end` is an encoded EndedAnswer. If Redis takes longer than `TIMEOUT` seconds, the result is
         True, and the end is written later.
         """
-        if not self._registered:
+        if self._store.withdraw(self):
+            self.registered = False
+            self._store.release_record(self.id, self._record_bytes)
+        if not self.registered:
             return not self.lost
         self._end = end
         return await self.is_owned()
@@ -250,17 +254,17 @@ class AnswerCheckpoint:
         if reply < 0:
             # Redis does not know the answer: Redis lost its data, or the answer ran longer than
             # Redis keeps it.
-            self.lost, self._registered = reply == -1, False
+            self.lost, self.replaced, self.registered = reply != -2, reply == -3, False
         else:
             self._record = b""
             del self._unsent[: len(sent[4])]
             self.known += len(sent[4])
             self.stop, self.is_read_elsewhere = bool(reply & 1), bool(reply & 2)
-        if not self._registered or sent[5]:
+        if not self.registered or sent[5]:
             self._store.remove(self)
             self._store.release_record(self.id, self._record_bytes)
             self._record_bytes = 0
-        answers_end = self._end is None or sent[5] or not self._registered
+        answers_end = self._end is None or sent[5] or not self.registered
         if self._reply is not None and answers_end and not self._reply.done():
             self._reply.set_result(None)
         self.on_change()
@@ -304,6 +308,8 @@ class CheckpointStore:
         )
         self._write_script, self._claim_script, self._read_script = map(self._client.register_script, scripts)
         self._answers: dict[str, AnswerCheckpoint] = {}
+        # Answers that began while Redis was unavailable, of which Redis has nothing.
+        self._waiting: dict[str, AnswerCheckpoint] = {}
         self._records = FairShares(MAX_RECORDS_BYTES)
         self._changed: dict[str, AnswerCheckpoint] = {}
         self._followed: set[FollowedTokens] = set()
@@ -336,9 +342,17 @@ class CheckpointStore:
         """Return a checkpoint for an answer of which Redis has `size` bytes of encoded tokens."""
         return AnswerCheckpoint(self, answer_id, size)
 
-    def add(self, one: AnswerCheckpoint) -> None:
-        self._answers[one.id] = one
-        self.changed(one)
+    def add(self, one: AnswerCheckpoint, is_new: bool) -> None:
+        """Write an answer from now on; a new one from the moment on in which Redis is available."""
+        if is_new and not self.up:
+            self._waiting[one.id] = one
+        else:
+            self._answers[one.id] = one
+            self.changed(one)
+
+    def withdraw(self, one: AnswerCheckpoint) -> bool:
+        """Forget an answer that waits for Redis. Return False if Redis may have the answer."""
+        return self._waiting.pop(one.id, None) is not None
 
     def remove(self, one: AnswerCheckpoint) -> None:
         self._answers.pop(one.id, None)
@@ -357,8 +371,9 @@ class CheckpointStore:
 
     def changed(self, one: AnswerCheckpoint) -> None:
         """Include the answer of `one` in the next call of the Redis script that writes answers."""
-        self._changed[one.id] = one
-        self._wake.set()
+        if one.id in self._answers:
+            self._changed[one.id] = one
+            self._wake.set()
 
     # -- answers of other gateways
 
@@ -539,6 +554,10 @@ class CheckpointStore:
             return False
         if not self.up:
             self.up, self._up_since = True, asyncio.get_running_loop().time()
+            waiting, self._waiting = self._waiting, {}
+            self._answers |= waiting
+            for one in waiting.values():
+                self.changed(one)
             if self._trouble:
                 log.warning("Redis answers again; running answers survive the loss of their gateway again.")
             self._trouble = False

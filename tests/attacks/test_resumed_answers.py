@@ -8,7 +8,7 @@ import pytest
 from redis import Redis
 from sqlalchemy import select
 
-from llmops.gateway.conversations.checkpoints import CheckpointStore
+from llmops.gateway.conversations.checkpoints import PREFIX, CheckpointStore
 from llmops.gateway.generation.chat_generation import ChatGeneration
 from llmops.gateway.interfaces import UsageOwner
 from llmops.gateway.settings import GatewaySettings
@@ -19,6 +19,8 @@ from tests.attacks.test_stored_responses import TenantsInHeaders
 from tests.gateway.test_resumed_streams import gateways, patient, shared, told, valkey
 from tests.support.gateway_stack import serving
 from tests.support.resuming_reader import OPENAI, ResumingReader
+from tests.support.servers import Valkey
+from tests.support.usage_rows import billed_rows
 from tests.support.waiting import GENEROUS, eventually
 
 __all__ = ["gateways", "patient", "told", "valkey"]
@@ -309,3 +311,105 @@ async def test_damaged_answers_in_valkey_end_no_others(told, valkey, tmp_path, m
 
             await eventually(are_billed)
     assert (await billed(settings))[good.run] == 40
+
+
+@pytest.fixture
+def stores(monkeypatch):
+    """The stores of running answers of all gateways, in the order of their start. None takes answers over."""
+    started, start = [], CheckpointStore.start
+
+    async def noted(self, adopt):
+        started.append(self)
+        monkeypatch.setattr(self, "lease", GENEROUS)
+        await start(self, adopt)
+        monkeypatch.setattr(self, "lease", 0.5)
+
+    monkeypatch.setattr(CheckpointStore, "start", noted)
+    return started
+
+
+async def test_a_gateway_that_stood_still_bills_what_it_sent_before_its_client_continued_elsewhere(
+    told, valkey, tmp_path, monkeypatch, stores
+):
+    """Before the fix, it took the continuation for a takeover, and the first tokens were on no bill."""
+    monkeypatch.setattr("llmops.gateway.conversations.conversation_store.LOST_AFTER", 0.2)
+    monkeypatch.setattr("llmops.gateway.conversations.chat_run.SAVE_INTERVAL", 0.01)
+    told.wait = 0.2
+    settings = shared(told, valkey, tmp_path, "0.5s")
+    async with serving(settings) as (one, _), serving(settings) as (other, _):
+        talk = (await one.post("/api/conversations", json={})).json()["id"]
+        reader = ResumingReader("Where is it?", conversation_id=talk)
+        await reader.read(one, 4)
+        await stores[0]._tasks.cancel()
+
+        async def is_lost() -> bool:
+            messages = (await other.get(f"/api/conversations/{talk}")).json()["messages"]
+            with Redis.from_url(valkey.url) as client:
+                lease = client.zscore(f"{PREFIX}:gateways", stores[0]._gateway)
+                return messages[-1]["status"] == "incomplete" and lease < client.time()[0] * 1000
+
+        await eventually(is_lost)
+        told.wait = 0
+        body = {"model": "tiny", "messages": [], "continue_final_message": True, "conversation_id": talk}
+        continued = await other.post("/api/chat/completions", json={**body, "stream": False})
+        assert continued.json()["id"] == reader.run
+        stores[0]._tasks.start(stores[0]._write_forever())
+
+        async def bills() -> list[tuple[str, int]]:
+            async with await open_store(settings.store) as store:
+                return sorted((row["finish_reason"], row["output_tokens"]) for row in await billed_rows(store))
+
+        async def are_billed() -> bool:
+            return len(await bills()) == 2
+
+        await eventually(are_billed)
+        (part, first), (rest, tokens) = await bills()
+        record(f"{first} tokens of the gateway that stood still, {tokens} of the other")
+        assert (part, rest) == ("cancelled", "stop")
+        assert first >= 3
+        assert tokens == continued.json()["usage"]["completion_tokens"]
+
+
+async def test_a_gateway_that_stood_still_until_valkey_forgot_its_answer_does_not_go_on_with_it(valkey):
+    """Before the fix, it wrote over the text of the gateway that had taken the answer over, and charged it again."""
+    still, taker = CheckpointStore(valkey.url, 0.5), CheckpointStore(valkey.url, 0.5)
+    claimed = asyncio.get_running_loop().create_future()
+    await still.start(lambda _: None)
+    answer = still.checkpoint("of:answer")
+    answer.register(b"record")
+    assert await answer.is_owned()
+    await still._tasks.cancel()
+    await taker.start(claimed.set_result)
+    taken = taker.checkpoint((await claimed).id)
+    taken.register(b"")
+    assert await taken.finish(b"{}")
+    with Redis.from_url(valkey.url) as client:
+        client.delete(f"{PREFIX}:answer:of:answer", f"{PREFIX}:tokens:of:answer")
+    await still._write([answer])
+    assert answer.lost
+    await still.close()
+    await taker.close()
+
+
+async def test_an_answer_that_began_while_valkey_was_away_goes_on_elsewhere_after_its_return(
+    told, tmp_path, monkeypatch, caplog
+):
+    """Before the fix, it was never written to Valkey: a call that took too long once cost later readers a 410."""
+    monkeypatch.setattr("llmops.gateway.conversations.checkpoints.TIMEOUT", 0.5)
+    told.wait = 0.1
+    with Valkey() as own:
+        settings = shared(told, own, tmp_path, "1s")
+        async with serving(settings) as (other, _):
+            async with serving(settings) as (one, _):
+                own.kill()
+                await eventually(lambda: "running answers are lost" in caplog.text)
+                short = ResumingReader("Short?", OPENAI, max_tokens=2)
+                await short.whole(one)
+                reader = ResumingReader("Where is it?", OPENAI)
+                await reader.read(one, 3)
+                own.start()
+                with Redis.from_url(own.url) as client:
+                    await eventually(lambda: client.keys(f"*:answer:*{reader.run}"))
+                    assert not client.keys(f"*:answer:*{short.run}")
+            assert await reader.whole(other) == told.text("Where is it?")
+        assert await billed(settings) == {reader.run: 40, short.run: 2}
