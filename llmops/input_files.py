@@ -7,8 +7,11 @@ JSON raises RecursionError in the parser.
 import errno
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
+
+from llmops.untrusted_text import json_texts
 
 #: Maximum size of a configuration file in bytes. The largest known, a tokenizer_config.json, has 2
 #: MB.
@@ -21,6 +24,12 @@ MAX_TABLE_BYTES = 64 * 2**20
 #: Maximum size in bytes of a file of examples, prompts or a trace. The longest trace of Mooncake
 #: has 20 MB.
 MAX_LIST_BYTES = 256 * 2**20
+
+#: Maximum depth of lists and objects in JSON. Known files have up to 12 levels. Where a file is
+#: written again with indentation, each bracket of deeper levels would become a line of spaces.
+MAX_JSON_DEPTH = 64
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 #: Exceptions that code raises when it reads JSON of an unexpected form, such as a list in place of
 #: an object, a number that is too large, or lists nested a thousand times.
@@ -81,8 +90,22 @@ def read_json(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> Any:
 
 
 def parse_json(raw: bytes | bytearray | str) -> Any:
-    """Parse JSON like `json.loads`, but raise ValueError for every kind of invalid input."""
+    """Parse JSON like `json.loads`, but raise ValueError for every kind of invalid input.
+
+    JSON of more than `MAX_JSON_DEPTH` levels is invalid, and so are texts with half of a surrogate
+    pair, which cannot be written to a file.
+    """
+    text = raw if isinstance(raw, str) else raw.decode("utf-8-sig")
     try:
-        return json.loads(raw)
+        value = json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    level = [[value]]
+    for _ in range(MAX_JSON_DEPTH + 1):
+        inner = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [value for values in inner for value in values if isinstance(value, (dict, list))]
+    if level:
+        raise ValueError("it is nested too deeply")
+    if _SURROGATE_ESCAPE.search(text) and any(map(_SURROGATE.search, json_texts(value, names=True))):
+        raise ValueError("a text in it has half of a surrogate pair")
+    return value

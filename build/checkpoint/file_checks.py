@@ -12,7 +12,7 @@ from typing import Any
 
 from llmops.build.checkpoint.description import FileState, FileStatus, TensorInfo
 from llmops.errors import CheckpointError
-from llmops.input_files import MAX_CONFIG_BYTES, leads_outside, parse_json
+from llmops.input_files import MAX_CONFIG_BYTES, leads_outside, parse_json, read_bounded
 from llmops.untrusted_text import json_texts
 
 #: Maximum number of different texts in one settings file. Each text is looked up on disk.
@@ -47,7 +47,7 @@ def read_value(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> Any:
     """
     check_file_size(path, max_bytes)
     try:
-        return parse_json(path.read_bytes())
+        return parse_json(read_bounded(path, max_bytes))
     except (ValueError, OSError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON ({error}); download it again.") from error
 

@@ -70,10 +70,11 @@ TEXT_PARTS = ("language_model.model.", "model.language_model.")
 class WeightSource(Protocol):
     """The source of one checkpoint's weights.
 
-    `get` raises CheckpointError if the tensor is missing or holds no floating-point values.
+    `get` raises CheckpointError if the tensor is missing, holds no floating-point values, or has
+    another shape than `shape`, where it is given.
     """
 
-    def get(self, name: str) -> Weight: ...
+    def get(self, name: str, shape: tuple[int, ...] | None = None) -> Weight: ...
 
     def has(self, name: str) -> bool: ...
 
@@ -133,8 +134,8 @@ class SafetensorsWeights:
     def has(self, name: str) -> bool:
         return self._stored(name) in self.checkpoint.tensors
 
-    def get(self, name: str) -> Weight:
-        info = _find(self.checkpoint, self._stored(name), name)
+    def get(self, name: str, shape: tuple[int, ...] | None = None) -> Weight:
+        info = _find(self.checkpoint, self._stored(name), name, shape)
         if info.dtype not in _FLOATS:
             raise CheckpointError(
                 f"{self.checkpoint.ref}: {name} is stored as {info.dtype} and not as "
@@ -173,8 +174,8 @@ class GgufWeights:
     def has(self, name: str) -> bool:
         return _gguf_name(name) in self.checkpoint.tensors
 
-    def get(self, name: str) -> Weight:
-        info = _find(self.checkpoint, _gguf_name(name), name)
+    def get(self, name: str, shape: tuple[int, ...] | None = None) -> Weight:
+        info = _find(self.checkpoint, _gguf_name(name), name, shape)
         weight = self._stored(info)
         heads = self._rotary_heads(name)
         return replace(weight, data=_unpermute(weight.data, heads)) if heads else weight
@@ -225,10 +226,16 @@ def _gguf_name(name: str) -> str:
     return f"{_GGUF_NAMES[module]}.{kind}" if module in _GGUF_NAMES else name
 
 
-def _find(checkpoint: Checkpoint, stored: str, requested: str) -> TensorInfo:
+def _find(checkpoint: Checkpoint, stored: str, requested: str, shape: tuple[int, ...] | None) -> TensorInfo:
     if stored not in checkpoint.tensors:
         raise CheckpointError(
             f"{checkpoint.ref} has no tensor {requested}: it is incomplete or not a plain decoder; download it again, "
             "or use another checkpoint."
         )
-    return checkpoint.tensors[stored]
+    info = checkpoint.tensors[stored]
+    if shape not in (None, info.shape):
+        raise CheckpointError(
+            f"{checkpoint.ref} has {requested} of shape {list(info.shape)}, and its configuration says {list(shape)}; "
+            "download it again."
+        )
+    return info

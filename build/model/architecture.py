@@ -412,10 +412,10 @@ class _ConfigReader:
 
     def head_dim(self, heads: int) -> int:
         found = self._head_dim(heads)
-        if found > _MAX_HEAD_DIM:
+        if found > _MAX_HEAD_DIM or found % 2:
             raise CheckpointError(
-                f"config.json has heads of {found}, and at most {_MAX_HEAD_DIM} are possible; download config.json "
-                "again."
+                f"config.json has heads of {found}, and only even sizes of at most {_MAX_HEAD_DIM} are possible; "
+                "download config.json again."
             )
         return found
 

@@ -173,7 +173,8 @@ def _from_gguf(checkpoint: Checkpoint) -> Any:
     weights = open_weights(checkpoint)
     model = empty_model(source_config(checkpoint))
     for name in parameter_names(model):
-        put_parameter(model, name, torch.from_numpy(np.require(weights.get(name).float32(), requirements=["C", "W"])))
+        weight = weights.get(name, tuple(model.get_parameter(name).shape)).float32()
+        put_parameter(model, name, torch.from_numpy(np.require(weight, requirements=["C", "W"])))
     model.tie_weights()
     return (_on_gpus(model.to(torch.bfloat16)) if has_gpu() else model).eval()
 

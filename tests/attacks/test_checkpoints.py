@@ -304,6 +304,34 @@ def test_settings_that_transformers_cannot_read_are_one_sentence(tmp_path: Path,
         assert "\n" not in refusal.value.message
 
 
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"]
+)
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [("[" * 900 + "]" * 900, "nested too deeply"), (r'"\ud800"', "half of a surrogate pair")], ids=["deep", "half"],
+)  # fmt: skip
+def test_settings_that_cannot_be_written_again(folder: Path, name: str, entry: str, why: str) -> None:
+    """Before the fix, 7 MB of brackets took 50 s and 2 GB, as each became a line, and a half was a traceback."""
+    fields = CONFIG if name == "config.json" else {}
+    (folder / name).write_text(json.dumps({**fields, "added": "?"}).replace('"?"', entry))
+    with pytest.raises(CheckpointError, match=f"{name} cannot be read as JSON .*{why}"):
+        open_folder(folder, "x", weights=False)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"vocab_size": 16_000_000}, {"hidden_size": 10**9}, {"head_dim": 64}, {"num_key_value_heads": 1}], ids=str,
+)  # fmt: skip
+def test_settings_that_do_not_fit_the_weights(tmp_path: Path, changes: dict[str, object]) -> None:
+    """Before the fix, 16 million tokens took 6 s and 355 MB, others were a traceback or a broken engine."""
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", "llama")
+    rewrite(checkpoint / "config.json", **changes)
+    with pytest.raises(CheckpointError, match="and its configuration says"):
+        build(BuildSpec(str(checkpoint), tmp_path / "engine"), SilentProgress())
+    assert not (tmp_path / "engine").exists()
+
+
 def _broken_map() -> dict[str, object]:
     """Return a tokenizer whose normaliser makes the library panic."""
     normalizer = {"type": "Precompiled", "precompiled_charsmap": "AAAAAA=="}

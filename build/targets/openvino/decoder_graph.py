@@ -57,56 +57,61 @@ class _Decoder:
         self.mask = self.causal_mask()
 
     def model(self, on_layer: Callable[[], None]) -> ov.Model:
-        embedding = self.storage.matrix(self.weights.get("model.embed_tokens.weight"), embedding=True)
+        table = (self.arch.vocab_size, self.arch.hidden_size)
+        embedding = self.storage.matrix(self.weights.get("model.embed_tokens.weight", table), embedding=True)
         hidden = ops.gather(embedding, ops.convert(self.input_ids, "i32"), int_constant(0))
         for index in range(self.arch.num_layers):
             hidden = self.layer(hidden, index)
             self.weights.forget()
             on_layer()
-        hidden = self.norm(hidden, "model.norm.weight")
-        logits = ops.matmul(hidden, self.head(embedding), False, True)
+        hidden = self.norm(hidden, "model.norm.weight", self.arch.hidden_size)
+        logits = ops.matmul(hidden, self.head(embedding, table), False, True)
         logits.output(0).set_names({"logits"})
         result = op.Result(logits.output(0))
         inputs = [self.input_ids, self.attention_mask, self.position_ids, self.beam_idx]
         return ov.Model([result], self.sinks, inputs, self.arch.family)
 
-    def head(self, embedding: Node) -> Node:
+    def head(self, embedding: Node, shape: tuple[int, int]) -> Node:
         tied = self.arch.tie_word_embeddings or not self.weights.has("lm_head.weight")
-        return embedding if tied else self.storage.matrix(self.weights.get("lm_head.weight"), embedding=True)
+        return embedding if tied else self.storage.matrix(self.weights.get("lm_head.weight", shape), embedding=True)
 
     def layer(self, hidden: Node, index: int) -> Node:
         prefix = f"model.layers.{index}"
-        normed = self.norm(hidden, f"{prefix}.input_layernorm.weight")
+        size = self.arch.hidden_size
+        normed = self.norm(hidden, f"{prefix}.input_layernorm.weight", size)
         hidden = ops.add(hidden, self.attention(normed, index, f"{prefix}.self_attn"))
-        normed = self.norm(hidden, f"{prefix}.post_attention_layernorm.weight")
+        normed = self.norm(hidden, f"{prefix}.post_attention_layernorm.weight", size)
         return ops.add(hidden, self.mlp(normed, f"{prefix}.mlp"))
 
     def mlp(self, hidden: Node, prefix: str) -> Node:
-        gate = ops.swish(self.linear(hidden, f"{prefix}.gate_proj"))
-        return self.linear(ops.multiply(gate, self.linear(hidden, f"{prefix}.up_proj")), f"{prefix}.down_proj")
+        size, inner = self.arch.hidden_size, self.arch.intermediate_size
+        gate = ops.swish(self.linear(hidden, f"{prefix}.gate_proj", inner, size))
+        gated = ops.multiply(gate, self.linear(hidden, f"{prefix}.up_proj", inner, size))
+        return self.linear(gated, f"{prefix}.down_proj", size, inner)
 
     def attention(self, hidden: Node, index: int, prefix: str) -> Node:
         arch = self.arch
-        query = self.heads(self.linear(hidden, f"{prefix}.q_proj"), arch.num_heads, f"{prefix}.q_norm")
-        key = self.heads(self.linear(hidden, f"{prefix}.k_proj"), arch.num_kv_heads, f"{prefix}.k_norm")
-        value = self.heads(self.linear(hidden, f"{prefix}.v_proj"), arch.num_kv_heads, None)
+        query = self.heads(hidden, f"{prefix}.q_proj", arch.num_heads, f"{prefix}.q_norm")
+        key = self.heads(hidden, f"{prefix}.k_proj", arch.num_kv_heads, f"{prefix}.k_norm")
+        value = self.heads(hidden, f"{prefix}.v_proj", arch.num_kv_heads, None)
         key = self.cached(self.rotated(key), f"past_key_values.{index}.keypresent.{index}.key")
         value = self.cached(value, f"past_key_values.{index}.valuepresent.{index}.value")
         context = ops.scaled_dot_product_attention(
             self.rotated(query), self.repeated(key), self.repeated(value), self.mask
         )
         merged = ops.reshape(ops.transpose(context, int_constant([0, 2, 1, 3])), int_constant([0, 0, -1]), True)
-        return self.linear(merged, f"{prefix}.o_proj")
+        return self.linear(merged, f"{prefix}.o_proj", arch.hidden_size, arch.num_heads * arch.head_dim)
 
-    def heads(self, projected: Node, count: int, norm: str | None) -> Node:
-        """Split heads: [batch, length, count * head_dim] -> [batch, count, length, head_dim].
+    def heads(self, hidden: Node, name: str, count: int, norm: str | None) -> Node:
+        """Project `hidden` by the layer `name` to `count` heads: [batch, count, length, head_dim].
 
         In a model with norms of queries and keys (`qk_norm`), the heads are first normed with the
         weights of the layer `norm`, unless `norm` is None.
         """
+        projected = self.linear(hidden, name, count * self.arch.head_dim, self.arch.hidden_size)
         split = ops.reshape(projected, int_constant([0, 0, count, self.arch.head_dim]), True)
         if norm is not None and self.arch.qk_norm:
-            split = self.norm(split, f"{norm}.weight")
+            split = self.norm(split, f"{norm}.weight", self.arch.head_dim)
         return ops.transpose(split, int_constant([0, 2, 1, 3]))
 
     def cached(self, new: Node, variable_id: str) -> Node:
@@ -181,19 +186,21 @@ class _Decoder:
         allowed = ops.logical_and(ops.unsqueeze(causal, int_constant([0, 1])), present)
         return ops.select(allowed, float_constant(0.0), float_constant(np.finfo(np.float32).min))
 
-    def norm(self, hidden: Node, name: str) -> Node:
+    def norm(self, hidden: Node, name: str, size: int) -> Node:
         one = (1,) * 3
         square = ops.power(hidden, float_constant(np.full(one, 2.0)))
         mean = ops.reduce_mean(square, int_constant([-1]), True)
         root = ops.sqrt(ops.add(mean, float_constant(np.full(one, self.shape.rms_norm_eps))))
         normed = ops.multiply(ops.divide(float_constant(np.ones(one)), root), hidden)
-        return ops.multiply(normed, float_constant(self.weights.get(name).float32().reshape(1, 1, -1)))
+        return ops.multiply(normed, float_constant(self.weights.get(name, (size,)).float32().reshape(1, 1, -1)))
 
-    def linear(self, hidden: Node, name: str) -> Node:
-        product = ops.matmul(hidden, self.storage.matrix(self.weights.get(f"{name}.weight")), False, True)
+    def linear(self, hidden: Node, name: str, outputs: int, inputs: int) -> Node:
+        weight = self.weights.get(f"{name}.weight", (outputs, inputs))
+        product = ops.matmul(hidden, self.storage.matrix(weight), False, True)
         if not self.weights.has(f"{name}.bias"):
             return product
-        return ops.add(product, float_constant(self.weights.get(f"{name}.bias").float32().reshape(1, 1, -1)))
+        bias = self.weights.get(f"{name}.bias", (outputs,)).float32()
+        return ops.add(product, float_constant(bias.reshape(1, 1, -1)))
 
 
 def input_node(name: str, shape: list[int], dtype: Any = np.int64) -> Node:

@@ -25,7 +25,7 @@ from llmops.build.targets.openvino.weight_compression import (
     UncompressedStorage,
     WeightStorage,
 )
-from llmops.errors import BuildError
+from llmops.errors import BuildError, CheckpointError
 
 
 def write_model(
@@ -67,8 +67,13 @@ def _frequencies(checkpoint: Checkpoint, weights: WeightSource) -> NDArray[np.fl
     GGUF files of Llama 3.1 and later store the RoPE scaling as a tensor of divisors.
     """
     frequencies = inverse_frequencies(checkpoint.config, checkpoint.architecture.head_dim)
-    divisors = "rope_freqs.weight"
-    return frequencies / weights.get(divisors).float32() if weights.has(divisors) else frequencies
+    name = "rope_freqs.weight"
+    if not weights.has(name):
+        return frequencies
+    divisors = weights.get(name, frequencies.shape).float32()
+    if not (np.isfinite(divisors) & (divisors > 0)).all():
+        raise CheckpointError(f"{checkpoint.ref} has a {name} that is not positive numbers; download it again.")
+    return frequencies / divisors
 
 
 #: Free bytes on the disk below which a failed write counts as "disk full".
