@@ -30,6 +30,10 @@ RETRY_INTERVAL = 2.0
 #: the store may have released the lock.
 WATCH_TIMEOUT = 10.0
 
+#: Seconds without a check of the leader after which PostgreSQL releases the leader's lock: a paused
+#: process, or a machine that is gone, keeps its connection for hours.
+STILL_TIMEOUT = 30.0
+
 #: Number of the advisory lock in PostgreSQL. The value is arbitrary, but differs from the lock of
 #: the migrations.
 ADVISORY_LOCK_ID = 0x6C6C6D6F7074
@@ -115,6 +119,8 @@ async def _postgres_lock(store: StoreUrl) -> AsyncIterator[LockWatch | None]:
         if not await connection.scalar(text("SELECT pg_try_advisory_xact_lock(:lock)"), {"lock": ADVISORY_LOCK_ID}):
             yield None
             return
+        limit = round(STILL_TIMEOUT * 1000)
+        await connection.execute(text(f"SET LOCAL idle_in_transaction_session_timeout = {limit}"))
 
         async def watch() -> None:
             while True:

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from llmops.errors import MissingDependencyError, ResourceError
-from llmops.store.errors import translate_database_errors
+from llmops.store.errors import keep_cancellation, translate_database_errors
 from llmops.store.ledger_mark import is_older_than_log, read_mark, write_mark
 from llmops.store.store_url import StoreUrl
 
@@ -70,7 +70,7 @@ class Store:
             InputError: The store's URL, user or password is wrong.
             ResourceError: The database cannot be reached or does not work.
         """
-        with translate_database_errors(self.location):
+        with keep_cancellation(), translate_database_errors(self.location):
             async with self._reading.connect() as connection:
                 yield connection
 
@@ -82,7 +82,7 @@ class Store:
 
         Raises the errors of `read`. Transactions cannot be nested.
         """
-        with translate_database_errors(self.location):
+        with keep_cancellation(), translate_database_errors(self.location):
             async with self._turn, self._writing.begin() as connection:
                 yield connection
 

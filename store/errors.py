@@ -102,6 +102,22 @@ def translate_database_errors(location: StoreUrl) -> Iterator[None]:
         raise kind(f"The store {location} {sentence}") from error
 
 
+@contextmanager
+def keep_cancellation() -> Iterator[None]:
+    """Raise CancelledError for errors of a cancelled task, as those of the rollback are.
+
+    If the server has closed the connection, the error of the rollback replaces the cancellation,
+    and a task that retries after errors would never end.
+    """
+    try:
+        yield
+    except Exception as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError from error
+        raise
+
+
 def is_data_error(error: BaseException) -> bool:
     """Return True if the data of a statement caused the error, and the database works."""
     if isinstance(error, LlmopsError):

@@ -1,5 +1,7 @@
 """Stores that are wrong, away, locked, damaged or full: one sentence each, and never the password."""
 
+import asyncio
+import contextlib
 import re
 import shutil
 import socket
@@ -9,6 +11,7 @@ from contextlib import closing
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
 
 from llmops.errors import InputError, LlmopsError, ResourceError
 from llmops.store.accounts.limits import Limits
@@ -92,6 +95,29 @@ async def test_a_server_that_goes_away_in_between(store, databases):
     with pytest.raises(ResourceError, match=r"is busy, starting or stopping|cannot be reached"):
         await list_after(others)
     await list_after("SELECT 1")
+
+
+@pytest.mark.parametrize("kind", ["postgresql"])
+async def test_a_task_that_is_cancelled_while_the_server_is_away_ends(store, databases):
+    """Before the fix, the error of its rollback took the cancellation's place, and control's ledger went on."""
+    begun, closed = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> None:
+        with contextlib.suppress(LlmopsError, SQLAlchemyError):
+            async with store.write() as connection:
+                driver = (await connection.get_raw_connection()).driver_connection
+                driver.add_termination_listener(lambda _: closed.set())
+                await connection.execute(text("SELECT 1"))
+                begun.set()
+                await asyncio.Event().wait()
+
+    task = asyncio.create_task(wait())
+    await begun.wait()
+    await databases.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid != pg_backend_pid()")
+    await closed.wait()
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
 
 
 async def test_a_database_that_there_is_not(databases):

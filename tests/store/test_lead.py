@@ -11,7 +11,7 @@ import pytest
 
 from llmops.control.leader_election import run_while_leading
 from llmops.store.store_url import StoreUrl
-from tests.support.waiting import stop_tasks
+from tests.support.waiting import GENEROUS, stop_tasks
 
 LLMOPS = [sys.executable, "-c", "from llmops.cli.main import main; main()"]
 
@@ -69,6 +69,21 @@ async def test_whose_lock_is_lost_with_the_server_stops_and_leads_again(own_post
     start()
     await within(one.leads)
     await one.end()
+
+
+async def test_a_leader_that_stands_still_is_replaced(own_postgres, monkeypatch):
+    """Before the fix, no process led until the one that stood still went on, or TCP gave its machine up after hours."""
+    url, *_ = own_postgres
+    monkeypatch.setattr("llmops.control.leader_election.STILL_TIMEOUT", 0.5)
+    with monkeypatch.context() as patch:
+        patch.setattr("llmops.control.leader_election.RETRY_INTERVAL", GENEROUS)
+        still = Candidate(url)
+        await within(still.leads)
+        await asyncio.sleep(0)
+    other = Candidate(url)
+    await within(other.leads)
+    for one in (still, other):
+        await one.end()
 
 
 async def start(*arguments: str) -> tuple[asyncio.subprocess.Process, str]:
