@@ -1,5 +1,6 @@
 """Limits on how much longer a tokenizer.json, which may come from an untrusted source, makes texts."""
 
+import base64
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -7,9 +8,14 @@ from typing import Any
 
 from llmops.input_files import MAX_TABLE_BYTES, read_json
 
-#: Maximum number of characters that all replacement rules together may write for one character.
-#: Known tokenizers write 1.
-MAX_GROWTH = 16
+#: Maximum number of characters that all rules of a part together may write for one character. A
+#: table of NFKC writes 18, and a rule with a regular expression, which may match before a character,
+#: counts as one more character.
+MAX_GROWTH = 36
+#: Maximum number of rules of a part. Each takes time for a text. Known tokenizers have up to 8.
+MAX_RULES = 32
+#: Kinds of rules that write several characters for one: its bytes, spaces around it, a mark before it.
+_GROWING = {"ByteLevel": 4, "BertNormalizer": 3, "Metaspace": 2}
 #: Maximum number of special tokens that a tokenizer may add to a text. Known tokenizers add up to
 #: 4.
 MAX_ADDED_TOKENS = 64
@@ -23,16 +29,25 @@ MAX_ADDED_LENGTH = 512
 #: Maximum ratio of the highest id to the number of tokens, above the first 65,536 ids. The library
 #: prints the ids that have no token.
 MAX_IDS_PER_TOKEN = 2
+#: Maximum length of a token of the model in characters. An answer has the text for each token.
+MAX_TOKEN_LENGTH = 1024
+#: Maximum length in characters of a word that a WordPiece model divides. The library takes time in
+#: proportion to the cube: 3 s for 4,096 characters. Known tokenizers have 100.
+MAX_WORD_LENGTH = 256
+#: Maximum number of characters of all pieces of a Unigram model with which a text may begin. The
+#: library copies them at each character of a text. Runs of up to 128 spaces have 8,256.
+MAX_NESTED_CHARACTERS = 2**14
 
 
 def check_growth(path: Path) -> dict[str, Any]:
     """Check that the rules of a tokenizer.json are bounded in length and time.
 
-    Three faults could make gigabytes of a request, and are rejected: rules that, alone or chained,
-    write more than MAX_GROWTH characters for one, too many or too long added tokens, and too many
-    ids without a token. Two kinds of decoders are rejected as well: a decoder that removes
-    characters at the end of tokens, because the library panics at a shorter token, and a decoder
-    with a regular expression, which no known tokenizer has.
+    Faults that could make gigabytes of a request or an answer, or take minutes, are rejected: rules
+    that, alone or chained, write more than MAX_GROWTH characters for one, too many rules, too many
+    or too long tokens, too many ids without a token, and models that are slow for long words. Two
+    kinds of decoders are rejected as well: a decoder that removes characters at the end of tokens,
+    because the library panics at a shorter token, and a decoder with a regular expression, which no
+    known tokenizer has.
 
     Returns:
         The content of the file.
@@ -45,7 +60,10 @@ def check_growth(path: Path) -> dict[str, Any]:
     if not isinstance(spec, dict):
         raise ValueError("it is not a JSON object")
     for part in ("normalizer", "pre_tokenizer", "decoder"):
-        growth = math.prod(max(1, len(text)) for text in _written(spec.get(part)))
+        rules = list(_rules(spec.get(part)))
+        if len(rules) > MAX_RULES:
+            raise ValueError(f"its {part} has {len(rules):,} rules, more than {MAX_RULES}")
+        growth = math.prod(map(_growth, rules))
         if growth > MAX_GROWTH:
             raise ValueError(
                 f"the rules of its {part} write up to {growth:.3g} characters for one, more than {MAX_GROWTH}"
@@ -53,11 +71,8 @@ def check_growth(path: Path) -> dict[str, Any]:
     listed = spec.get("added_tokens")
     contents = [one.get("content") for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
     check_added_tokens([one for one in contents if isinstance(one, str)])
-    model = spec.get("model")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    ids = [one for one in vocabulary.values() if isinstance(one, int)] if isinstance(vocabulary, dict) else []
-    if max(ids, default=0) > 2**16 + MAX_IDS_PER_TOKEN * len(ids):
-        raise ValueError(f"its {len(ids):,} tokens have ids up to {max(ids):,}, so too many ids have no token")
+    if isinstance(spec.get("model"), dict):
+        _check_model(spec["model"])
     added = _added_tokens(spec.get("post_processor"))
     if added > MAX_ADDED_TOKENS:
         raise ValueError(f"it adds {added:,} special tokens to each text, more than {MAX_ADDED_TOKENS}")
@@ -66,6 +81,37 @@ def check_growth(path: Path) -> dict[str, Any]:
     if any(patterns(spec.get("decoder"))):
         raise ValueError("its decoder has a regular expression, which may take minutes for a long token")
     return spec
+
+
+def _check_model(model: dict[str, Any]) -> None:
+    """Raise ValueError if the vocabulary or the longest word of a tokenizer's model exceeds a limit."""
+    vocabulary = model.get("vocab")
+    ids = [one for one in vocabulary.values() if isinstance(one, int)] if isinstance(vocabulary, dict) else []
+    if max(ids, default=0) > 2**16 + MAX_IDS_PER_TOKEN * len(ids):
+        raise ValueError(f"its {len(ids):,} tokens have ids up to {max(ids):,}, so too many ids have no token")
+    # A Unigram model lists its pieces, each with a score.
+    pieces = [one[0] for one in vocabulary if isinstance(one, list) and one] if isinstance(vocabulary, list) else []
+    pieces = [one for one in pieces if isinstance(one, str)]
+    longest = max(map(len, vocabulary if isinstance(vocabulary, dict) else pieces), default=0)
+    if longest > MAX_TOKEN_LENGTH:
+        raise ValueError(f"it has a token of {longest:,} characters, more than {MAX_TOKEN_LENGTH:,}")
+    if (nested := _nested_characters(pieces)) > MAX_NESTED_CHARACTERS:
+        raise ValueError(f"a text may begin with pieces of {nested:,} characters, more than {MAX_NESTED_CHARACTERS:,}")
+    word = model.get("max_input_chars_per_word")
+    if isinstance(word, int) and word > MAX_WORD_LENGTH:
+        raise ValueError(f"it divides words of up to {word:,} characters, more than {MAX_WORD_LENGTH}")
+
+
+def _nested_characters(pieces: Sequence[str]) -> int:
+    """Return the maximum number of characters of pieces that begin each other."""
+    nested: list[str] = []
+    most = 0
+    for piece in sorted(filter(None, pieces)):
+        while nested and not piece.startswith(nested[-1]):
+            nested.pop()
+        nested.append(piece)
+        most = max(most, sum(map(len, nested)))
+    return most
 
 
 def check_added_tokens(contents: Sequence[str]) -> None:
@@ -121,14 +167,25 @@ def _strips_ends(rule: Any) -> bool:
     return (rule.get("type") == "Strip" and rule.get("stop") != 0) or any(map(_strips_ends, rule.values()))
 
 
-def _written(rule: Any) -> Iterator[str]:
-    """Yield the texts that a rule and all rules below it write."""
-    if isinstance(rule, list):
-        for one in rule:
-            yield from _written(one)
-    elif isinstance(rule, dict):
-        for name, value in rule.items():
-            if name in ("content", "prepend", "replacement") and isinstance(value, str):
-                yield value
-            elif name != "pattern":
-                yield from _written(value)
+def _rules(rule: Any) -> Iterator[dict[str, Any]]:
+    """Yield a rule and all rules below it."""
+    if isinstance(rule, dict):
+        yield rule
+        rule = [value for name, value in rule.items() if name != "pattern"]
+    for one in rule if isinstance(rule, list) else ():
+        yield from _rules(one)
+
+
+def _growth(rule: dict[str, Any]) -> int:
+    """Return the maximum number of characters that a rule writes for one character."""
+    if table := rule.get("precompiled_charsmap"):
+        # An index, preceded by its size, and the texts that replace characters.
+        content = base64.b64decode(str(table))
+        texts = content[4 + int.from_bytes(content[:4], "little") :].split(b"\0")
+        return max(1, *(len(text.decode("utf-8", "replace")) for text in texts))
+    kind = "BertNormalizer" if "handle_chinese_chars" in rule else str(rule.get("type"))
+    written = [rule.get(name) for name in ("content", "prepend", "replacement")]
+    length = sum(len(text) for text in written if isinstance(text, str))
+    pattern = rule.get("pattern")
+    matches_nothing = isinstance(pattern, dict) and ("Regex" in pattern or pattern.get("String") == "")
+    return max(1, length + (matches_nothing and "content" in rule), _GROWING.get(kind, 1))

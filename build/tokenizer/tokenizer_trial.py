@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterable
 from itertools import permutations
 from pathlib import Path
 from statistics import median
@@ -83,7 +82,7 @@ def _problem(path: Path) -> str:
         tokenizer.no_padding()
         counts = [len(tokenizer.encode(text).ids) for text in _TEXTS]
         own = sorted(set("".join(patterns([spec.get("normalizer"), spec.get("pre_tokenizer")]))))
-        parts = sorted({*map(chr, range(32, 127)), "\n", *own[-_MAX_OWN_RUNS:], _most_nested(tokenizer.get_vocab())})
+        parts = sorted({*map(chr, range(32, 127)), "\n", *own[-_MAX_OWN_RUNS:]})
         runs = [(one * _RUN)[:_RUN] for one in parts]
         seconds = [_cpu_seconds(tokenizer, text) for text in runs]
         limit = max(_MAX_RATIO * median(seconds), _MIN_SECONDS)
@@ -97,23 +96,6 @@ def _problem(path: Path) -> str:
     except BaseException as error:  # noqa: BLE001  a panic of the library is no Exception
         return str(error)[:300] or type(error).__name__
     return "" if counts[0] else "it encodes a text to no tokens"
-
-
-def _most_nested(pieces: Iterable[str]) -> str:
-    """Return the piece that begins with the most other pieces, counted by their characters.
-
-    A Unigram model copies each piece with which the rest of a text begins, at each character of the
-    text. Texts of this piece take it longest.
-    """
-    nested: list[str] = []
-    found, most = " ", 0
-    for piece in sorted(filter(None, pieces)):
-        while nested and not piece.startswith(nested[-1]):
-            nested.pop()
-        nested.append(piece)
-        if (characters := sum(map(len, nested))) > most:
-            found, most = piece, characters
-    return found
 
 
 def _cpu_seconds(tokenizer: Tokenizer, text: str) -> float:

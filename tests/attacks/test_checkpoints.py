@@ -1,5 +1,6 @@
 """Checkpoints from somebody who wants to read a file of the builder, or to use up its time and memory."""
 
+import base64
 import contextlib
 import json
 import math
@@ -365,16 +366,58 @@ def test_a_tokenizer_of_quadratic_time_is_refused(tokenizer: Path, character: st
         try_tokenizer(tokenizer, "x")
 
 
-def test_a_tokenizer_whose_pieces_contain_each_other_is_refused(tmp_path: Path) -> None:
-    """The attack's file took 47 s for 3,901 characters, in both threads for long texts of all models."""
-    file = tmp_path / "tokenizer.json"
-    for pieces, refused in ((16, False), (3000, True)):
-        runs = ["\u224b" * length for length in range(1, pieces + 1)]
-        vocab = [["<unk>", 0.0], *([text, -1.0] for text in [*map(chr, range(32, 127)), *runs])]
-        file.write_text(json.dumps({"added_tokens": [], "model": {"type": "Unigram", "unk_id": 0, "vocab": vocab}}))
-        refusal = pytest.raises(CheckpointError, match=r"takes|needs more than 10 s")
-        with refusal if refused else contextlib.nullcontext():
-            try_tokenizer(file, "x")
+def character_map(key: str, written: str) -> str:
+    """Return the table of a normaliser that writes `written` in place of `key`, a character of two bytes."""
+    # A trie as a double array: each unit has a label, the offset of its children, and the flag of a leaf.
+    units, at = [256 << 10, *[0] * 2047], 256
+    for byte, flags in zip(key.encode(), (512 << 10, 1024 << 10 | 1 << 8), strict=True):
+        at ^= byte
+        units[at] = flags | byte
+        at ^= flags >> 10
+    index = struct.pack("<2048I", *units)
+    return base64.b64encode(struct.pack("<I", len(index)) + index + written.encode() + b"\0").decode()
+
+
+WORDS = {"type": "WordPiece", "unk_token": "a", "continuing_subword_prefix": "##", "vocab": {"a": 0, "ж": 1, "##ж": 2}}
+RARE = {
+    # One of 4,096 characters took the event loop 10 s: its pieces are tried after `q` has become `z`.
+    "pieces of": {
+        "normalizer": {"type": "Replace", "pattern": {"String": "q"}, "content": "z"},
+        "model": {"type": "Unigram", "unk_id": 0, "vocab": [
+            ["a", 0.0], *([letter * size, -1.0] for letter in "жq" for size in range(1, 1000))]},
+    },
+    # 4,096 characters took 3 s, and twice as many eight times as long.
+    "divides words": {"model": {**WORDS, "max_input_chars_per_word": 10**9}},
+    # 400 characters became 20 million tokens in 2.6 GB.
+    "its normalizer write": {
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": character_map("ж", "b" * 50_000)}},
+    # An answer of 4,096 tokens had 245 MB.
+    "token of": {"model": {"type": "BPE", "merges": [], "vocab": {"a": 0, "b" * 60_000: 1}}},
+    "rules of its normalizer": {"normalizer": {"type": "Sequence", "normalizers": [
+        {"type": "Replace", "pattern": {"Regex": "(?=ж)"}, "content": "ж"}] * 12}},
+    "rules of its pre_tokenizer": {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}] * 12}},
+    "its normalizer has": {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}] * 1000}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("why", RARE)
+def test_a_tokenizer_that_is_bad_for_rare_texts_is_refused(tokenizer: Path, why: str) -> None:
+    """Before the fix, a build and a gateway took each of them: the texts that they are tried with are no such texts."""
+    rewrite(tokenizer, **RARE[why])
+    both_refuse(tokenizer, why)
+
+
+def test_the_table_of_nfkc_is_taken(tokenizer: Path) -> None:
+    """The longest text that NFKC writes for one character has 18."""
+    table = character_map("ж", "\u0635" * 18)
+    rules = [
+        {"type": "Precompiled", "precompiled_charsmap": table},
+        {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"},
+    ]
+    rewrite(tokenizer, normalizer={"type": "Sequence", "normalizers": rules})
+    try_tokenizer(tokenizer, "x")
+    assert len(TextTokenizer(tokenizer.parent).encode("ж")) >= 18
 
 
 def split_first(file: Path, pattern: str) -> None:
