@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import httpx
 from fastapi import FastAPI
+from sqlalchemy import text
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -91,8 +92,8 @@ class Control:
         return JSONResponse({"status": "ready"})
 
     async def _check_store(self) -> None:
-        async with self._store.read():
-            return
+        async with self._store.read() as connection:
+            await connection.execute(text("SELECT 1"))
 
     async def _lead(self) -> None:
         await run_while_leading(StoreUrl.parse(self._store.url), lambda: run_jobs(self._make_jobs()), self._on_leading)

@@ -29,6 +29,11 @@ class ConflictError(ApiError):
     code = "already_exists"
 
 
+#: Seconds of one use of the store by a request, after which the store counts as unavailable: longer
+#: than a report of a million rows takes. A server that hangs would keep all connections.
+STORE_TIMEOUT = 60.0
+
+
 @contextmanager
 def client_errors() -> Iterator[None]:
     """Turn errors of a client's input into HTTP errors with the same message.
@@ -72,14 +77,14 @@ class SharedStore(LazyStore):
     async def read(self) -> AsyncIterator[AsyncConnection]:
         """Open a connection for queries. Raises UnavailableError if the store does not answer."""
         with _hide_store_errors():
-            async with super().read() as connection:
+            async with asyncio.timeout(STORE_TIMEOUT), super().read() as connection:
                 yield connection
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
         """Open a transaction. Raises UnavailableError if the store does not answer."""
         with _hide_store_errors():
-            async with super().write() as connection:
+            async with asyncio.timeout(STORE_TIMEOUT), super().write() as connection:
                 yield connection
 
 
@@ -89,8 +94,10 @@ def _hide_store_errors() -> Iterator[None]:
         yield
     except ApiError:
         raise
-    except (LlmopsError, exc.TimeoutError) as error:
-        detail = error.message if isinstance(error, LlmopsError) else "All connections to the store are in use."
+    except (LlmopsError, exc.TimeoutError, TimeoutError) as error:
+        detail = "The store does not answer in time."
+        if not isinstance(error, TimeoutError):
+            detail = error.message if isinstance(error, LlmopsError) else "All connections to the store are in use."
         message = "The store does not answer now; try again later."
         raise UnavailableError(message, code="store_unavailable", detail=detail) from error
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import re
+import signal
 from datetime import UTC, datetime
 from functools import partial
 
@@ -20,6 +22,9 @@ from llmops.store.dead_letters import DeadLetter, add_dead_letters
 from llmops.store.factory import open_store
 from tests.store.control_client import bearer, control, make_key
 from tests.support.gateway_stack import app_client
+from tests.support.processes import descendants
+from tests.support.servers import Postgres
+from tests.support.waiting import eventually
 
 ONLY_SQLITE = pytest.mark.parametrize("kind", ["sqlite"])
 
@@ -199,6 +204,27 @@ async def test_a_store_that_is_away_is_503_its_place_is_for_the_log_and_it_comes
         assert (await client.post("/api/admin/tenants", json={"id": "zeta"})).status_code == 201
     assert "127.0.0.1" in caplog.text
     assert make_url(server).password not in caplog.text
+
+
+async def test_a_store_that_hangs_is_503(monkeypatch):
+    """Before the fix, reports waited for as long as it hung, and control was ready."""
+    monkeypatch.setattr("llmops.control.store_access.STORE_TIMEOUT", 0.5)
+    with Postgres() as server:
+        admin, _, _ = await make_key(server.url)
+        async with control(server.url, key=admin) as client:
+            assert (await client.get("/api/usage")).status_code == 200
+            pids = descendants(server.pid)
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            hanging = [await client.get(path) for path in ("/health/ready", "/api/usage")]
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+            assert [said(answer)[:2] for answer in hanging] == [(503, "store_unavailable")] * 2
+            await eventually(lambda: is_ready(client))
+
+
+async def is_ready(client: httpx.AsyncClient) -> bool:
+    return (await client.get("/health/ready")).status_code == 200
 
 
 @ONLY_SQLITE
