@@ -1,8 +1,11 @@
-"""The Jinja tags of chat templates that Jinja itself lacks, as transformers has them."""
+"""The limit of chat templates, and the tags that Jinja itself lacks, as transformers has them."""
 
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
+
+#: Maximum length of a template, in characters. The longest known templates have 30,000.
+MAX_TEMPLATE_CHARACTERS = 1 << 17
 
 
 class GenerationTag(Extension):

@@ -5,14 +5,15 @@ Every fault becomes a CheckpointError that names the file.
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint.description import FileState, FileStatus, TensorInfo
 from llmops.errors import CheckpointError
-from llmops.input_files import MAX_CONFIG_BYTES, leads_outside, parse_json, read_bounded
+from llmops.input_files import MALFORMED, MAX_CONFIG_BYTES, leads_outside, parse_json, read_bounded
 from llmops.untrusted_text import json_texts
 
 #: Maximum number of different texts in one settings file. Each text is looked up on disk.
@@ -50,6 +51,18 @@ def read_value(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> Any:
         return parse_json(read_bounded(path, max_bytes))
     except (ValueError, OSError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON ({error}); download it again.") from error
+
+
+@contextmanager
+def reject_odd_settings(ref: str) -> Iterator[None]:
+    """Convert errors that malformed files cause in the block to a CheckpointError about `ref`."""
+    try:
+        yield
+    except (*MALFORMED, RuntimeError) as error:
+        raise CheckpointError(
+            f"The settings of {ref} are malformed or do not fit its weights ({type(error).__name__}); download "
+            "it again."
+        ) from error
 
 
 def check_file_size(path: Path, max_bytes: int) -> None:

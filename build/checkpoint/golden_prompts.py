@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from llmops.build.checkpoint.chat_template import render_messages
 from llmops.build.engine_folder.manifest import Golden, GoldenAnswer
+from llmops.tokenizer_files import is_panic
 
 #: Number of tokens per golden answer: enough to notice another model, few enough to take seconds.
 TOKENS = 24
@@ -71,7 +72,9 @@ def golden_prompts(tokenizer_dir: Path, context: int, note: Callable[[str], None
     """
     try:
         prompts = _tokenised(tokenizer_dir)
-    except ValueError as error:
+    except BaseException as error:
+        if not isinstance(error, ValueError) and not is_panic(error):
+            raise
         note(f"No golden answers are kept: {error}.")
         return []
     longest, limit = max(len(prompt.ids) for prompt in prompts), min(context, _MAX_TOKENS) - TOKENS

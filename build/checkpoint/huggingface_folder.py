@@ -104,8 +104,8 @@ def _chat_template(folder: Path, tokenizer: dict[str, Any]) -> str | None:
         return _text(own)
     template = tokenizer.get("chat_template") or _optional_json(folder / "chat_template.json").get("chat_template")
     if isinstance(template, list):
-        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
-        template = named.get("default")
+        named = [item for item in template if isinstance(item, dict) and item.get("name") == "default"]
+        template = named[-1].get("template") if named else None
     return template if isinstance(template, str) else None
 
 

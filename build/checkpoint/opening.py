@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint.description import Checkpoint, SpecialTokens
+from llmops.build.checkpoint.file_checks import reject_odd_settings, reject_outside_symlinks
 from llmops.build.checkpoint.huggingface_folder import detect_quantisation, open_folder
 from llmops.build.checkpoint.known_models import BUNDLED, BUNDLED_GENERATION, bundled_path, known_model
 from llmops.build.model.architecture import Architecture
@@ -31,7 +32,8 @@ def open_checkpoint(ref: str, weights: bool = True) -> Checkpoint:
     """
     path = Path(ref).expanduser()
     if path.exists():
-        return _open_path(path, ref, weights)
+        with reject_odd_settings(ref):
+            return _open_path(path, ref, weights)
     if ref in BUNDLED:
         bundled = _open_path(bundled_path(ref), ref, weights)
         return replace(bundled, name=ref, generation_config=BUNDLED_GENERATION.get(ref, {}))
@@ -55,6 +57,7 @@ def _open_path(path: Path, ref: str, weights: bool) -> Checkpoint:
 
 
 def _open_only_gguf(folder: Path, ref: str, weights: bool) -> Checkpoint:
+    reject_outside_symlinks(folder)
     files = sorted(folder.glob("*.gguf"))
     if len(files) == 1:
         return _open_path(files[0], ref, weights)
@@ -85,7 +88,9 @@ def _open_hub(ref: str, weights: bool) -> Checkpoint:
     known = known_model(ref)
     if known and not weights:
         return describe_config(known.id, known.config, Path(known.id))
-    checkpoint = _open_path(fetch_snapshot(ref, weights), ref, weights)
+    snapshot = fetch_snapshot(ref, weights)
+    with reject_odd_settings(ref):
+        checkpoint = _open_path(snapshot, ref, weights)
     return replace(checkpoint, name=match["repo"].split("/")[1].lower())
 
 

@@ -1,18 +1,22 @@
 """Open encoder checkpoints: Hugging Face or sentence-transformers folders."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint import CheckpointFile, TensorInfo
 from llmops.build.checkpoint.description import ModelCheckpoint
-from llmops.build.checkpoint.file_checks import check_file_size, read_value, reject_outside_symlinks
+from llmops.build.checkpoint.file_checks import (
+    check_file_size,
+    read_value,
+    reject_odd_settings,
+    reject_outside_symlinks,
+)
 from llmops.build.checkpoint.known_models import bundled_file
 from llmops.build.checkpoint.safetensors_header import read_headers, shard_files
 from llmops.errors import CheckpointError
-from llmops.input_files import MALFORMED, MAX_TABLE_BYTES
+from llmops.input_files import MAX_TABLE_BYTES, leads_outside
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,8 @@ def is_encoder(ref: str) -> bool:
     path = Path(ref).expanduser()
     if not path.exists() and ref in BUNDLED:
         return True
+    if leads_outside(path / "config.json", path):
+        return False
     config = _json(path / "config.json")
     names = config.get("architectures") if isinstance(config, dict) else None
     return isinstance(names, list) and bool(names) and names[0] in [*ENCODERS]
@@ -89,18 +95,6 @@ def open_encoder(ref: str) -> EncoderCheckpoint | None:
         return _read(bundled_file(ref, BUNDLED[ref], "model.safetensors").parent, ref, ref)
     with reject_odd_settings(ref):
         return _read(path, ref, path.resolve().name.lower())
-
-
-@contextmanager
-def reject_odd_settings(ref: str) -> Iterator[None]:
-    """Convert errors that malformed files cause in the block to a CheckpointError about `ref`."""
-    try:
-        yield
-    except (*MALFORMED, RuntimeError) as error:
-        raise CheckpointError(
-            f"The settings of {ref} are malformed or do not fit its weights ({type(error).__name__}); download "
-            "it again."
-        ) from error
 
 
 def _read(path: Path, ref: str, name: str) -> EncoderCheckpoint:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from llmops.build.checkpoint.file_checks import reject_changed_files
-from llmops.build.encoder.encoder_checkpoint import EncoderCheckpoint, reject_odd_settings
+from llmops.build.checkpoint.file_checks import reject_changed_files, reject_odd_settings
+from llmops.build.encoder.encoder_checkpoint import EncoderCheckpoint
 from llmops.build.engine_folder.manifest import EngineLimits, TokenizerInfo
 from llmops.build.engine_folder.manifest_extras import (
     CrossEncoderExtra,

@@ -259,5 +259,5 @@ def load_tokenizer(checkpoint: Checkpoint, written: Path | None = None) -> Any:
         with tempfile.TemporaryDirectory(prefix="llmops-tokenizer-") as scratch:
             write_tokenizer(checkpoint, Path(scratch) / "tokenizer", lambda sentence: None)
             return load_tokenizer(checkpoint, Path(scratch) / "tokenizer")
-    with silence_libraries():
+    with report_unreadable(checkpoint.ref), silence_libraries():
         return AutoTokenizer.from_pretrained(written, trust_remote_code=False)

@@ -14,6 +14,7 @@ from llmops.build.checkpoint import Checkpoint
 from llmops.build.checkpoint.chat_template import TEMPLATE, render_messages
 from llmops.build.engine_folder.manifest import TokenizerInfo
 from llmops.build.tokenizer.tokenizer_trial import try_tokenizer
+from llmops.chat_template_tags import MAX_TEMPLATE_CHARACTERS
 from llmops.distribution import missing_extra
 from llmops.errors import CheckpointError
 
@@ -22,7 +23,10 @@ _SLOW = ("tokenizer.model", "vocab.json")
 
 
 def check_tokenizer(checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError if the checkpoint has no tokenizer. No file is read."""
+    """Raise CheckpointError if the checkpoint has no tokenizer, or too long a chat template.
+
+    No file is read.
+    """
     candidates = (checkpoint.path.name,) if checkpoint.format == "gguf" else (TOKENIZER, *_SLOW)
     if not any(name in checkpoint.tokenizer_files for name in candidates):
         hint = (
@@ -31,6 +35,11 @@ def check_tokenizer(checkpoint: Checkpoint) -> None:
             else "copy tokenizer.json to it"
         )
         raise CheckpointError(f"{checkpoint.ref} has no tokenizer; {hint}.")
+    if len(checkpoint.chat_template or "") > MAX_TEMPLATE_CHARACTERS:
+        raise CheckpointError(
+            f"{checkpoint.ref} has a chat template of more than {MAX_TEMPLATE_CHARACTERS:,} characters, which no "
+            "gateway takes; shorten it."
+        )
 
 
 def write_tokenizer(checkpoint: Checkpoint, directory: Path, warn: Callable[[str], None]) -> TokenizerInfo:

@@ -17,7 +17,7 @@ import jinja2
 from jinja2.exceptions import SecurityError
 from jinja2.ext import loopcontrols
 
-from llmops.chat_template_tags import GenerationTag
+from llmops.chat_template_tags import MAX_TEMPLATE_CHARACTERS, GenerationTag
 from llmops.errors import InputError
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.text.control_tokens import UNMARK_FILTER, ControlTokenMarker, ControlTokens, RenderedPrompt
@@ -50,9 +50,6 @@ SAMPLE_CONVERSATIONS: tuple[dict[str, Any], ...] = tuple(
 #: Seconds for which a template is not rendered on the event loop after it was too slow there.
 #: Otherwise, each of its requests would delay other clients again.
 SLOW_SECONDS = 10.0
-
-#: Maximum length of a template, in characters. The longest known templates have 30,000.
-MAX_CHARACTERS = 1 << 17
 
 #: Maximum number of characters that JSON adds per nesting level or separator. Templates use up to
 #: 4; more would let a small value become a large text.
@@ -227,8 +224,8 @@ def _compile(
     Raises:
         InputError: The template is too long or cannot be compiled.
     """
-    if len(source) > MAX_CHARACTERS:
-        raise InputError(f"The chat template has more than {MAX_CHARACTERS} characters; shorten it")
+    if len(source) > MAX_TEMPLATE_CHARACTERS:
+        raise InputError(f"The chat template has more than {MAX_TEMPLATE_CHARACTERS} characters; shorten it")
     try:
         # Compiling evaluates constant expressions, which can take as long as rendering.
         template = within_budget(seconds, _environment(controls, special_tokens).from_string, source)

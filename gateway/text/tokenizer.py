@@ -5,7 +5,6 @@ The folder contains tokenizer.json and tokenizer_config.json.
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.text.control_tokens import ControlTokens, RenderedPrompt, find_control_tokens
 from llmops.gateway.text.detokenizer import DetokenizerFactory
 from llmops.gateway.text.text_thread_pool import SlowTokenizerError, thread_limit
-from llmops.input_files import leads_outside
+from llmops.input_files import leads_outside, read_bounded, read_json
 from llmops.tokenizer_files import check_growth, is_panic, patterns
 from llmops.tokenizer_patterns import are_quick
 
@@ -285,9 +284,9 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        config = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise InputError(f"{path} is not valid JSON ({error}); replace it with the checkpoint's file") from error
+        config = read_json(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read as JSON ({error}); replace it with the checkpoint's file") from error
     return config if isinstance(config, dict) else {}
 
 
@@ -299,11 +298,12 @@ def _read_template(directory: Path, config: dict[str, Any]) -> str | None:
     """
     path = directory / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        return read_bounded(path).decode()
     template = config.get("chat_template")
     if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default") or next(iter(named.values()), None)
+        entries = [entry for entry in template if isinstance(entry, dict)]
+        named = [entry for entry in entries if entry.get("name") == "default"] or entries[:1]
+        template = named[-1].get("template") if named else None
     return template if isinstance(template, str) else None
 
 

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from llmops.build.checkpoint import open_checkpoint
 from llmops.build.checkpoint.chat_template import render_messages
 from llmops.build.checkpoint.file_checks import reject_changed_files, reject_outside_symlinks
 from llmops.build.checkpoint.gguf_header import read_header
@@ -27,12 +28,12 @@ from llmops.build.checkpoint.hub_download import cached_config, fetch_config, fe
 from llmops.build.checkpoint.huggingface_folder import open_folder
 from llmops.build.checkpoint.known_models import bundled_file
 from llmops.build.checkpoint.safetensors_header import read_header as read_safetensors
-from llmops.build.encoder.encoder_checkpoint import BUNDLED, open_encoder
+from llmops.build.encoder.encoder_checkpoint import BUNDLED, is_encoder, open_encoder
 from llmops.build.job.build_engine import build
 from llmops.build.progress import SilentProgress
 from llmops.build.quantize.model_loading import load_model, source_config
 from llmops.build.spec import BuildSpec
-from llmops.build.tokenizer import tokenizer_trial
+from llmops.build.tokenizer import check_tokenizer, tokenizer_trial
 from llmops.build.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from llmops.build.tokenizer.tokenizer_trial import try_tokenizer
 from llmops.errors import CheckpointError, InputError, ResourceError
@@ -82,6 +83,19 @@ def test_a_link_to_another_folder_is_refused(folder: Path, tmp_path: Path) -> No
     (folder / "inner").symlink_to(tmp_path)
     with pytest.raises(CheckpointError, match="a link inner that leads out"):
         open_folder(folder, "x", weights=False)
+
+
+def test_a_link_to_another_gguf_or_encoder_is_refused(folder: Path, tmp_path: Path) -> None:
+    """Before the fix, a build took the other model, and the settings of an encoder were read before the check."""
+    (folder / "config.json").rename(tmp_path / "config.json")
+    (folder / "config.json").symlink_to(tmp_path / "config.json")
+    rewrite(tmp_path / "config.json", architectures=["BertModel"])
+    assert not is_encoder(str(folder))
+    (folder / "config.json").unlink()
+    gguf(tmp_path / "a.gguf", [])
+    (folder / "a.gguf").symlink_to(tmp_path / "a.gguf")
+    with pytest.raises(CheckpointError, match=r"a link a\.gguf that leads out of the folder"):
+        open_checkpoint(str(folder))
 
 
 class Swapper(SilentProgress):
@@ -786,8 +800,45 @@ def test_modules_in_a_checkpoint_are_not_imported(folder: Path, monkeypatch: pyt
     assert not (folder / "ran").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "entries"),
+    [
+        ("tokenizer_config.json", {"eos_token": "a"}),
+        ("tokenizer.json", {"added_tokens": [{"content": ["a"], "id": 1}]}),
+        ("tokenizer.json", {"added_tokens": [{"content": "a", "id": [1]}]}),
+    ],
+)
+def test_an_added_token_that_is_a_list_gets_a_sentence(folder: Path, name: str, entries: dict[str, object]) -> None:
+    """Before the fix, each list ended with a traceback."""
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "a"}))
+    (folder / name).write_text(json.dumps(entries))
+    refused = pytest.raises(CheckpointError, match=r"settings of .* are malformed")
+    with refused if name == "tokenizer.json" else contextlib.nullcontext():
+        open_checkpoint(str(folder), weights=False)
+
+
+def test_a_template_that_no_gateway_takes_is_refused(folder: Path) -> None:
+    """Before the fix, one of a million characters took the build 6.6 s and 250 MB, and no gateway served the engine."""
+    (folder / "tokenizer.json").write_text("{}")
+    for length in (1 << 17, (1 << 17) + 1):
+        (folder / "chat_template.jinja").write_text("a" * length)
+        refused = pytest.raises(CheckpointError, match="a chat template of more than 131,072 characters")
+        with refused if length > 1 << 17 else contextlib.nullcontext():
+            check_tokenizer(open_folder(folder, "x", weights=False))
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja"])
+def test_a_hole_in_a_gateways_tokenizer_folder(tokenizer: Path, name: str) -> None:
+    """Before the fix, a gateway took 3 GB."""
+    with (tokenizer.parent / name).open("a") as file:
+        file.truncate(3 << 30)
+    with small(), pytest.raises((InputError, OSError), match="more than 8 MiB"):
+        TextTokenizer(tokenizer.parent)
+
+
 ODD_FP8 = {"quant_method": "fp8", "weight_block_size": {"a": 1}}
-ODD_FIELDS = [{"architectures": [["x"]]}, {"quantization_config": ODD_FP8}]
+ODD_GROUPS = {"quant_method": "compressed-tensors", "config_groups": "x"}
+ODD_FIELDS = [{"architectures": [["x"]]}, *({"quantization_config": odd} for odd in (ODD_FP8, ODD_GROUPS))]
 
 
 @pytest.mark.parametrize("config", [[], "text", *({**CONFIG, **fields} for fields in ODD_FIELDS)], ids=str)

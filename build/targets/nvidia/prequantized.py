@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.checkpoint.description import ExistingQuantisation, compressed_tensors_algorithm
+from llmops.build.checkpoint.file_checks import reject_odd_settings
 from llmops.build.checkpoint.huggingface_folder import MODELOPT_FILE
 from llmops.build.plan.gpu_specs import find_gpu
 from llmops.build.spec import BuildSpec
@@ -34,7 +35,8 @@ def is_prequantized(spec: BuildSpec, checkpoint: Checkpoint, minor: tuple[int, i
     found = checkpoint.kept_quantisation
     if found is None:
         return False
-    problem = _problem(found, checkpoint, spec, minor)
+    with reject_odd_settings(checkpoint.ref):
+        problem = _problem(found, checkpoint, spec, minor)
     if problem:
         raise CheckpointError(
             f"{checkpoint.ref} is already quantised ({_name(found)}), {problem}"
