@@ -281,9 +281,11 @@ class UsageOutbox:
         """
         (in_file,) = self._writer.execute("PRAGMA user_version").fetchone()
         written, count, transaction, _, answers = self._position
-        if not (0 <= count <= written <= _MAX_PLACE and transaction >= 0 and answers >= 0):
+        is_whole = 0 <= count <= written <= _MAX_PLACE and transaction >= 0 and answers >= 0
+        # A process may die between its first transaction and the first write of the position.
+        if not is_whole or (transaction == 0 and in_file > 1):
             log.error(
-                "The file %s is damaged, so the gateway cannot tell whether usage events are missing from the outbox. "
+                "The file %s is lost or damaged, so the gateway cannot tell whether usage events are missing from the outbox. "
                 "Check the machine's disk.",
                 _POSITION,
             )

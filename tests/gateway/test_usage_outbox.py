@@ -138,6 +138,21 @@ async def test_a_lost_end_of_the_log_is_reported(tmp_path, caplog):
     again.close()
 
 
+async def test_a_lost_log_beside_a_lost_position_is_reported(tmp_path, caplog):
+    """Before the fix, the outbox was taken for a whole one."""
+    outbox = UsageOutbox(tmp_path)
+    add(outbox, range(4))
+    add(outbox, [4])
+    await outbox.checkpoint()
+    whole = (tmp_path / "outbox.db").read_bytes()
+    add(outbox, range(5, 8))
+    outbox.close()
+    (tmp_path / "outbox.db").write_bytes(whole)
+    (tmp_path / "position").unlink()
+    UsageOutbox(tmp_path).close()
+    assert "cannot tell whether usage events are missing" in caplog.text
+
+
 @pytest.mark.parametrize("undelivered", [0, 2])
 async def test_events_that_were_delivered_are_not_reported_as_lost(tmp_path, undelivered, caplog):
     """Before the fix, a log that ended too early in an empty outbox counted all events of its process as lost."""
