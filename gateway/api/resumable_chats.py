@@ -525,7 +525,10 @@ class ResumableChats:
             return run
 
     async def _saving(self, record: AnswerRecord) -> Callable[[ChatRun], Awaitable[bool]] | None:
-        """Return the function that stores the answer, or None if the answer is not stored."""
+        """Return the function that stores the answer, or None if the answer is not stored.
+
+        An answer that has an end in the store keeps it: an older Redis was restored.
+        """
         if record.response is not None:
             return await self._saving_response(record.caller, record.response)
         if record.stored is None:
@@ -535,9 +538,14 @@ class ResumableChats:
         reference = AnswerReference.model_validate(record.stored)
         price = partial(self.price, record.arrived)
         stored = await StoredAnswer.find(await self._conversations(), record.caller, reference, price)
-        return stored.save if stored is not None else None
+        if stored is None:
+            return None
+        return _keep_saved if stored.is_over else stored.save
 
     async def _saving_response(self, caller: Caller, form: BackgroundFormat) -> Callable[[ChatRun], Awaitable[bool]]:
+        known = await self._responses.find(form.response["id"], caller.owner)
+        if known is not None and not known.running:
+            return _keep_saved
         add = None
         if form.response.get("conversation") is not None:
             from llmops.gateway.conversations.conversation_turn import ResponseTurn
@@ -611,6 +619,10 @@ def check_resumable(body: ChatRequest) -> None:
         raise UnsupportedError("A stream that can be resumed has one answer; leave out n.", param="n")
     if body.logprobs:
         raise UnsupportedError("A stream that can be resumed has no logprobs; leave logprobs out.", param="logprobs")
+
+
+async def _keep_saved(_run: ChatRun) -> bool:
+    return True
 
 
 def _no_answer(run_id: str) -> NotFoundError:

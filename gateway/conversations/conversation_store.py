@@ -28,6 +28,7 @@ from llmops.gateway.settings import ConversationSettings
 from llmops.input_files import MALFORMED
 from llmops.store import conversations as table
 from llmops.store.conversations import Conversation, NewMessage, StoredMessage
+from llmops.store.usage_writes import GATEWAY_LOST
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -362,7 +363,7 @@ class ConversationStore:
     def _settled(self, message: StoredMessage) -> StoredMessage:
         """Return the message, as incomplete if the gateway that generated it is lost."""
         lost = message.status == "in_progress" and message.written_at < self._now() - timedelta(seconds=LOST_AFTER)
-        return replace(message, status="incomplete", finish_reason="gateway_lost") if lost else message
+        return replace(message, status="incomplete", finish_reason=GATEWAY_LOST) if lost else message
 
     # -- all conversations of an owner
 

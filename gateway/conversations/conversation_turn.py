@@ -26,6 +26,7 @@ from llmops.gateway.conversations.response_store import StoredResponse
 from llmops.gateway.errors import InvalidRequestError, NotFoundError
 from llmops.gateway.interfaces import Caller, Usage
 from llmops.store.conversations import NewMessage, StoredMessage
+from llmops.store.usage_writes import GATEWAY_LOST
 
 Price = Callable[[str, Usage], int | None]
 _ANSWER_ITEM_ID = re.compile(r"msg_([0-9a-f]{24})")
@@ -202,6 +203,11 @@ class StoredAnswer:
         found = cls(store, caller, reference.conversation_id, row, price)
         found.reference = reference
         return found
+
+    @property
+    def is_over(self) -> bool:
+        """Return True if the answer had ended when it was found, and its gateway was not lost."""
+        return self._row.status != "in_progress" and self._row.finish_reason != GATEWAY_LOST
 
     async def save(self, run: ChatRun) -> bool:
         """Store the current state of the answer.

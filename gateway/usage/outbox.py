@@ -285,8 +285,8 @@ class UsageOutbox:
         # A process may die between its first transaction and the first write of the position.
         if not is_whole or (transaction == 0 and in_file > 1):
             log.error(
-                "The file %s is lost or damaged, so the gateway cannot tell whether usage events are missing from the outbox. "
-                "Check the machine's disk.",
+                "The file %s is lost or damaged, so the gateway cannot tell whether usage events are missing from the "
+                "outbox. Check the machine's disk.",
                 _POSITION,
             )
             self.answers[ANSWERS_COUNT] = written = transaction = 0

@@ -18,7 +18,7 @@ from tests.attacks.harness import MIB, record
 from tests.attacks.test_stored_responses import TenantsInHeaders
 from tests.gateway.test_resumed_streams import gateways, patient, shared, told, valkey
 from tests.support.gateway_stack import serving
-from tests.support.resuming_reader import OPENAI, ResumingReader
+from tests.support.resuming_reader import OPENAI, BackgroundReader, ResumingReader
 from tests.support.servers import Valkey
 from tests.support.usage_rows import billed_rows
 from tests.support.waiting import GENEROUS, eventually
@@ -402,7 +402,7 @@ async def test_an_answer_that_began_while_valkey_was_away_goes_on_elsewhere_afte
         async with serving(settings) as (other, _):
             async with serving(settings) as (one, _):
                 own.kill()
-                await eventually(lambda: "running answers are lost" in caplog.text)
+                await eventually(lambda: caplog.text.count("running answers are lost") == 2)
                 short = ResumingReader("Short?", OPENAI, max_tokens=2)
                 await short.whole(one)
                 reader = ResumingReader("Where is it?", OPENAI)
@@ -413,3 +413,35 @@ async def test_an_answer_that_began_while_valkey_was_away_goes_on_elsewhere_afte
                     assert not client.keys(f"*:answer:*{short.run}")
             assert await reader.whole(other) == told.text("Where is it?")
         assert await billed(settings) == {reader.run: 40, short.run: 2}
+
+
+async def test_a_valkey_restored_from_a_snapshot_changes_no_answer_that_has_ended(told, valkey, tmp_path):
+    """Before the fix, another gateway wrote over the texts, and made a completed response a cancelled one."""
+    told.wait = 0.03
+    settings = shared(told, valkey, tmp_path, "0.5s")
+    async with serving(settings) as (other, _):
+        async with serving(settings) as (one, _):
+            talk = (await one.post("/api/conversations", json={})).json()["id"]
+            readers = [ResumingReader("Where is it?", conversation_id=talk), BackgroundReader("When?")]
+            for reader in readers:
+                await reader.read(one, 5)
+            with Redis.from_url(valkey.url) as client:
+                snapshot = {key: (client.dump(key), max(client.pttl(key), 0)) for key in client.scan_iter()}
+            for reader in readers:
+                await reader.whole(one)
+
+            async def stored() -> list[dict]:
+                paths = (f"/api/conversations/{talk}", f"/v1/responses/{readers[1].run}")
+                return [(await other.get(path)).json() for path in paths]
+
+            ended, asked = await stored(), len(told.triton.requests)
+            assert [ended[0]["messages"][-1]["status"], ended[1]["status"]] == ["completed"] * 2
+            with Redis.from_url(valkey.url) as client:
+                for key, (value, milliseconds) in snapshot.items():
+                    client.restore(key, milliseconds, value, replace=True)
+        await eventually(lambda: len(told.triton.requests) == asked + 2)
+        await eventually(lambda: told.triton.active == 0)
+        with Redis.from_url(valkey.url) as client:
+            await eventually(lambda: all(client.hget(key, "end") for key in client.keys("*:answer:*")))
+        assert await stored() == ended
+    assert await billed(settings) == {reader.run: 40 for reader in readers}
