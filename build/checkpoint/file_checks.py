@@ -19,6 +19,10 @@ from llmops.untrusted_text import json_texts
 #: Maximum number of different texts in one settings file. Each text is looked up on disk.
 MAX_TEXTS = 1 << 17
 
+#: Maximum number of files and folders in a checkpoint. The largest known have about 1,500, and a
+#: clone with Git and the records of a download have several for each.
+_MAX_FILES = 1 << 14
+
 #: Maximum product of the sizes of a tensor that are not zero. A larger product overflows in NumPy,
 #: also for a tensor without values.
 _MAX_PRODUCT = 1 << 59
@@ -134,12 +138,16 @@ def reject_outside_symlinks(folder: Path) -> dict[str, FileState | None]:
         The state of each file before the file was checked, by its path in `folder`.
 
     Raises:
-        CheckpointError: A link leads out of the folder, or a pipe or a device is in it. The message
-            names the link and not its target.
+        CheckpointError: A link leads out of the folder, a pipe or a device is in it, or it has too
+            many files. The message names the link and not its target.
     """
     real = folder.resolve()
-    states = {}
+    states: dict[str, FileState | None] = {}
     for root, folders, files in os.walk(real):
+        if len(states) + len(folders) + len(files) > _MAX_FILES:
+            raise CheckpointError(
+                f"{folder} has more than {_MAX_FILES:,} files; remove those that are not the model's."
+            )
         for name in (*folders, *files):
             path = Path(root, name)
             states[str(path.relative_to(real))] = file_state(path)

@@ -17,6 +17,8 @@ _MAX_HEADER = 2**24
 #: Maximum size of all headers of a checkpoint, and maximum number of tensors. Kimi K2 in 4 bits has
 #: 209,000 tensors in about 34 MB.
 _MAX_HEADERS, _MAX_TENSORS = 5 * 2**23, 2**18
+#: Maximum number of weight files. The largest known checkpoint has about 700. Each stays open.
+_MAX_FILES = 2**10
 #: Maximum number of values in one header. A tensor has six, each followed by a comma.
 _MAX_VALUES = 2**20
 #: Maximum number of dimensions of a tensor. The product of 100,000 sizes takes minutes.
@@ -42,6 +44,7 @@ def _indexed_shards(folder: Path, index: Path) -> list[str]:
     if not isinstance(weight_map, dict) or not all(map(_is_file_name, weight_map.values())):
         raise CheckpointError(f"{index} has no `weight_map` of tensors to file names; download it again.")
     names = sorted(set(weight_map.values()))
+    _bound(index, len(names), _MAX_FILES, "weight files")
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise CheckpointError(
@@ -56,7 +59,12 @@ def _is_file_name(value: Any) -> bool:
 
     A path with folders could lead out of the checkpoint.
     """
-    return isinstance(value, str) and value not in ("", ".", "..") and "/" not in value and "\0" not in value
+    return (
+        isinstance(value, str)
+        and value not in ("", ".", "..")
+        and not {"/", "\0"} & {*value}
+        and len(value.encode()) < 256
+    )
 
 
 def read_headers(folder: Path, shards: Sequence[str]) -> dict[str, TensorInfo]:
@@ -66,6 +74,7 @@ def read_headers(folder: Path, shards: Sequence[str]) -> dict[str, TensorInfo]:
         CheckpointError: A header is damaged, a file is truncated, two files have the same tensor,
             or the headers are too large together.
     """
+    _bound(folder, len(shards), _MAX_FILES, "weight files")
     size = sum(_header_length(folder / shard) for shard in shards)
     _bound(folder, size, _MAX_HEADERS, "bytes in the headers of its weight files")
     tensors: dict[str, TensorInfo] = {}

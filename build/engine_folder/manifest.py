@@ -61,7 +61,8 @@ _Inside = Annotated[str, AfterValidator(_inside)]
 
 
 class _ManifestModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # JSON has no NaN, so an engine.json with NaN could not be read again.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def measure_files(directory: Path, *folders: str) -> dict[str, int | str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -218,6 +218,14 @@ def _shorten(value: Any) -> str:
     return text if len(text) <= 40 else text[:39] + "…"
 
 
+def _numbers(value: Any) -> Iterator[int | float]:
+    """Yield all numbers in a JSON value."""
+    if isinstance(value, int | float):
+        yield value
+    for one in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+        yield from _numbers(one)
+
+
 def _hf_class(config: Mapping[str, Any]) -> str:
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
@@ -298,6 +306,13 @@ class _ConfigReader:
                 raise CheckpointError(
                     f"config.json has `{name}` = {_shorten(value)}; it must be a number from 0 to {_MAX_REAL_NUMBER:g}."
                 )
+        for name in ("rope_scaling", "rope_parameters"):
+            for value in _numbers([self.config.get(name), self.outer.get(name)]):
+                if not 0 <= value <= _MAX_REAL_NUMBER:
+                    raise CheckpointError(
+                        f"config.json has {_shorten(value)} in `{name}`, whose numbers must be from 0 to "
+                        f"{_MAX_REAL_NUMBER:g}."
+                    )
 
     def layers(self) -> int:
         # config.json of Nemotron 3 Ultra lists the layers and does not count them.

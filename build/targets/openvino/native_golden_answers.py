@@ -17,6 +17,7 @@ from llmops.build.engine_folder.manifest import Golden
 from llmops.build.environment import available_memory, installed_version
 from llmops.build.progress import Progress
 from llmops.build.targets.openvino.native_export import float_model
+from llmops.errors import CheckpointError
 
 #: Bytes of memory per parameter. OpenVINO holds the weights as float32 twice, as constants and in
 #: its own layout, besides the stored weights (measured: 8.6 from 4 bits and 9.4 from float16).
@@ -44,7 +45,10 @@ def golden_answers(checkpoint: Checkpoint, tokenizer_dir: Path, progress: Progre
     with progress.stage("Recording golden answers", TOKENS), float_model(checkpoint) as model:
         config = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
         request = ov.Core().compile_model(model, "CPU", config).create_infer_request()
-        tokens, scores = _greedy(request, prompts, set(checkpoint.special_tokens.end), progress)
+        with np.errstate(invalid="ignore"):
+            tokens, scores = _greedy(request, prompts, set(checkpoint.special_tokens.end), progress)
+    if not np.isfinite(scores).all():
+        raise CheckpointError(f"{checkpoint.ref} answers with NaN, so its weights are damaged; download it again.")
     return golden_record(f"OpenVINO {installed_version('openvino')}, float32", prompts, tokens, scores)
 
 
