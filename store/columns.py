@@ -1,11 +1,12 @@
 """Column types, identifiers and inserts that behave alike in SQLite and PostgreSQL."""
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
+    Column,
     ColumnElement,
     Connection,
     DateTime,
@@ -14,9 +15,11 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    case,
     cast,
     func,
     literal,
+    type_coerce,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -28,6 +31,10 @@ from llmops.input_files import MALFORMED
 
 #: Exceptions raised for rows whose values were changed by another program or a damaged disk.
 DAMAGED = (InputError, *MALFORMED)
+
+
+#: Largest difference of two clocks that is not corrected.
+CLOCK_TOLERANCE = timedelta(seconds=2)
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -56,12 +63,30 @@ class UtcDateTime(TypeDecorator[datetime]):
 def database_time(connection: AsyncConnection, at: datetime) -> ColumnElement[datetime]:
     """Return the time that PostgreSQL's clock shows when this machine's clock shows `at`.
 
-    A machine whose clock is ahead then deletes nothing too early. SQLite has the machine's clock.
+    Times that several machines compare are kept in it, because the clock of one may be days ahead
+    or back. SQLite has the machine's clock.
     """
     if connection.dialect.name == "sqlite":
         return literal(at, UtcDateTime)
+    return literal(at, DateTime(timezone=True)) + _clock_difference()
+
+
+def machine_time(connection: AsyncConnection, column: Column[datetime]) -> ColumnElement[datetime]:
+    """Return the column, a `database_time`, as the time that this machine's clock showed."""
+    if connection.dialect.name == "sqlite":
+        return column
+    return type_coerce(column - _clock_difference(), UtcDateTime).label(column.name)
+
+
+def _clock_difference() -> ColumnElement[timedelta]:
+    """Return by how much PostgreSQL's clock is ahead of this machine's clock.
+
+    Less than CLOCK_TOLERANCE is 0, because it may be the time that the statement takes to the
+    server, and times of one machine keep their order.
+    """
     kind = DateTime(timezone=True)
-    return literal(at, kind) + (func.statement_timestamp(type_=kind) - literal(utc_now(), kind))
+    ahead = func.statement_timestamp(type_=kind) - literal(utc_now(), kind)
+    return case((ahead.between(-CLOCK_TOLERANCE, CLOCK_TOLERANCE), timedelta(0)), else_=ahead)
 
 
 def byte_length(connection: AsyncConnection, column: ColumnElement[Any]) -> ColumnElement[int]:

@@ -28,7 +28,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llmops.store.columns import byte_length, database_time
+from llmops.store.columns import byte_length, database_time, machine_time
 from llmops.store.tables import conversations, messages
 
 MAX_TITLE_LENGTH = 500
@@ -219,7 +219,8 @@ async def _oldest_searched(connection: AsyncConnection, user_id: str) -> ScalarS
 
 async def read_messages(connection: AsyncConnection, conversation_id: str) -> Sequence[StoredMessage]:
     """Return the messages of all branches, in the order of writing."""
-    statement = select(*_MESSAGE).where(messages.c.conversation_id == conversation_id).order_by(messages.c.position)
+    columns = [machine_time(connection, one) if one.name == "written_at" else one for one in _MESSAGE]
+    statement = select(*columns).where(messages.c.conversation_id == conversation_id).order_by(messages.c.position)
     return [StoredMessage(**row) for row in (await connection.execute(statement)).mappings()]
 
 
@@ -262,7 +263,9 @@ async def append_messages(
         stored.append(row)
     if stored:
         rows = [{**vars(row), "model": _cut(row.model), "conversation_id": conversation.id} for row in stored]
-        await connection.execute(insert(messages), rows)
+        for values in rows:
+            del values["written_at"]
+        await connection.execute(insert(messages).values(written_at=database_time(connection, now)), rows)
     size = conversation.size + sum(row.size for row in stored)
     await update_conversation(connection, conversation.id, head_id=parent_id, updated_at=now, size=size)
     return stored
@@ -287,7 +290,7 @@ async def update_message(
     before = (await connection.execute(known.with_for_update())).first()
     if before is None:
         return False
-    values = {**vars(message), "model": _cut(message.model), "written_at": now}
+    values = {**vars(message), "model": _cut(message.model), "written_at": database_time(connection, now)}
     await connection.execute(update(messages).where(messages.c.id == message.id).values(**values))
     grown = message.size - len(before.content) - len(before.items or "")
     size = conversations.c.size + grown

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, RowMapping, String, and_, cast, delete, func, insert, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llmops.store.columns import UtcDateTime, database_time
+from llmops.store.columns import database_time, machine_time
 from llmops.store.tables import purges, response_items, responses, users
 
 
@@ -40,7 +40,8 @@ async def put_response(
         if stored is None or (row["running"] and (stored.cancelled or not stored.running)):
             return False
     await connection.execute(delete(responses).where(_own(response_id, owner)))
-    await connection.execute(insert(responses).values(**row))
+    kept = {**row, "written_at": database_time(connection, row["written_at"])}
+    await connection.execute(insert(responses).values(**kept))
     if item_ids:
         taken = and_(response_items.c.owner == owner, response_items.c.id.in_(item_ids))
         await connection.execute(delete(response_items).where(taken))
@@ -48,7 +49,8 @@ async def put_response(
         await connection.execute(insert(response_items), rows)
     if began is not None:
         # Checked last: a purge that begins after the check also finds and deletes this response.
-        later = select(purges.c.owner).where(purges.c.owner == owner, purges.c.purged_at >= began)
+        began_at = database_time(connection, began)
+        later = select(purges.c.owner).where(purges.c.owner == owner, purges.c.purged_at >= began_at)
         if (await connection.execute(later.limit(1))).first() is not None:
             await delete_response(connection, response_id, owner)
             return False
@@ -69,8 +71,9 @@ async def note_purge(
         purged_at: The time of the purge.
         forget: Records of purges before this time are deleted.
     """
-    await connection.execute(delete(purges).where(purges.c.purged_at < forget))
-    owners = select(cast(users.c.id, String) if tenant_id else literal(owner), literal(purged_at, UtcDateTime))
+    await connection.execute(delete(purges).where(purges.c.purged_at < database_time(connection, forget)))
+    at = database_time(connection, purged_at)
+    owners = select(cast(users.c.id, String) if tenant_id else literal(owner), at)
     owners = owners.where(users.c.tenant_id == tenant_id) if tenant_id else owners
     await connection.execute(insert(purges).from_select(["owner", "purged_at"], owners))
 
@@ -101,7 +104,10 @@ async def find_response(
     connection: AsyncConnection, response_id: str, owner: str, since: datetime
 ) -> RowMapping | None:
     """Return the owner's response if it was written at or after `since`, otherwise None."""
-    wanted = select(responses).where(_own(response_id, owner), responses.c.written_at >= since)
+    written_at = machine_time(connection, responses.c.written_at)
+    columns = [written_at if one.name == "written_at" else one for one in responses.c]
+    recent = responses.c.written_at >= database_time(connection, since)
+    wanted = select(*columns).where(_own(response_id, owner), recent)
     return (await connection.execute(wanted)).mappings().first()
 
 
@@ -112,11 +118,12 @@ async def find_responses_with_items(
 
     Responses that were written before `since` are left out.
     """
+    recent = responses.c.written_at >= database_time(connection, since)
     wanted = (
         select(responses.c.id, responses.c.size)
         .distinct()
         .join(response_items, response_items.c.response_id == responses.c.id)
-        .where(response_items.c.owner == owner, response_items.c.id.in_(item_ids), responses.c.written_at >= since)
+        .where(response_items.c.owner == owner, response_items.c.id.in_(item_ids), recent)
     )
     return [(row.id, row.size) for row in await connection.execute(wanted)]
 
@@ -129,13 +136,13 @@ async def response_chain(
     Each response is returned as (id, size, previous id). The chain ends before a response that was
     written before `since`.
     """
-    columns = responses.c
+    columns, oldest = responses.c, database_time(connection, since)
     first = select(columns.id, columns.size, columns.previous_id, literal(0).label("place"))
-    chain = first.where(_own(response_id, owner), columns.written_at >= since).cte("chain", recursive=True)
+    chain = first.where(_own(response_id, owner), columns.written_at >= oldest).cte("chain", recursive=True)
     step = select(columns.id, columns.size, columns.previous_id, chain.c.place + 1).join(
         chain, columns.id == chain.c.previous_id
     )
-    chain = chain.union_all(step.where(columns.owner == owner, columns.written_at >= since, chain.c.place < limit - 1))
+    chain = chain.union_all(step.where(columns.owner == owner, columns.written_at >= oldest, chain.c.place < limit - 1))
     wanted = select(chain.c.id, chain.c.size, chain.c.previous_id).order_by(chain.c.place)
     return [(row.id, row.size, row.previous_id) for row in await connection.execute(wanted)]
 

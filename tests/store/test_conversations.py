@@ -170,6 +170,24 @@ async def test_a_gateway_whose_clock_is_ahead_purges_nothing_too_early(chats, cl
     assert await prune_expired(store, ahead(), timedelta(days=30)) == (0, 0)
 
 
+@pytest.mark.parametrize("kind", ["postgresql"])
+async def test_answers_of_a_gateway_whose_clock_is_behind_are_not_lost(url, clock, monkeypatch):
+    """Before the fix, other gateways showed them as those of a lost gateway while they ran."""
+    chats = ConversationStore(url, ConversationSettings())
+    with monkeypatch.context() as patch:
+        clock.now = utc_now() - timedelta(days=1)
+        patch.setattr("llmops.store.columns.utc_now", clock)
+        behind = ConversationStore(url, ConversationSettings(), clock)
+        talk = public_id(await behind.create(ANN, PAIR))
+        running = NewMessage(item_id="msg_3", role="assistant", content="", status="in_progress")
+        (row,) = await behind.append(ANN, talk, [running])
+        assert await behind.save(ANN, talk, row)
+        assert (await behind.read(ANN, talk)).messages[-1].status == "in_progress"
+        await behind.close()
+    assert (await chats.read(ANN, talk)).messages[-1].status == "in_progress"
+    await chats.close()
+
+
 async def test_who_has_deleted_all_conversations_learns_why_there_is_no_room_and_how_to_make_some(url, clock):
     """Before the fix, owners without a conversation were told to delete some, for 30 days."""
     chats = ConversationStore(url, ConversationSettings(entries=1), clock)

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from llmops.clocks import utc_now
 from llmops.gateway.conversations.response_store import MemoryResponses, StoredResponse
 from llmops.gateway.conversations.sql_responses import SqlResponses
 from llmops.gateway.conversations.stored_context import StoredContext
@@ -180,6 +181,33 @@ async def test_what_began_before_its_owner_deleted_everything_is_not_stored(open
         assert await store.list("me") == []
         assert await store.put(entry("c").to_row(after))
         assert await store.put(entry("d", "you").to_row(before))
+
+
+@pytest.mark.parametrize("kind", ["postgresql"])  # SQLite has no clock of its own
+async def test_responses_of_a_gateway_whose_clock_is_behind_are_kept_and_deleted(url, monkeypatch):
+    """Before the fix, none was found elsewhere, the next write deleted them, and some outlived their deletion."""
+    limits = ResponseStoreSettings()
+    store = SqlResponses(url, limits)
+
+    def behind() -> datetime:
+        return utc_now() - timedelta(days=2)
+
+    other = SqlResponses(url, limits, behind)
+    with monkeypatch.context() as patch:
+        patch.setattr("llmops.store.columns.utc_now", behind)
+        await put(other, entry("a", running=True))
+        assert (await other.find("a", "me")).age < 60
+    await put(store, entry("b"))
+    assert (await store.find("a", "me")).age < 60
+    assert await store.find_items(["out_a"], "me")
+    began = utc_now()
+    with monkeypatch.context() as patch:
+        patch.setattr("llmops.store.columns.utc_now", behind)
+        await other.delete_all("me")
+    assert not await store.put(entry("c").to_row(began))
+    assert await store.list("me") == []
+    for one in (store, other):
+        await one.close()
 
 
 async def test_deleting_everything_of_a_tenant_deletes_what_its_users_have_and_begin(url):
