@@ -111,6 +111,14 @@ def _read(path: Path, ref: str, name: str) -> EncoderCheckpoint:
     family = ENCODERS[config["architectures"][0]]
     if family.head is not None:
         _check_head(path, tensors, family.head)
+    prefix = family.prefix if any(name.startswith(family.prefix) for name in tensors) else ""
+    tables = [f"embeddings.{kind}_embeddings.weight" for kind in ("word", "position")]
+    words, positions = ((tensors.get(prefix + name) or tensors[name]).shape for name in tables)
+    if words != (config["vocab_size"], config["hidden_size"]):
+        raise CheckpointError(
+            f"{path} has {words[0]} tokens of {words[-1]} values, and its config.json says {config['vocab_size']} of "
+            f"{config['hidden_size']}; download it again."
+        )
     offset = 0 if family.prefix == "bert." else int(config.get("pad_token_id") or 1) + 1
     pooling, normalise = ("cls", False) if family.head is not None else _pooling(path)
     extra = [str(p.relative_to(path)) for p in (path / "1_Pooling" / "config.json",) if p.is_file()]
@@ -121,12 +129,12 @@ def _read(path: Path, ref: str, name: str) -> EncoderCheckpoint:
         name=name,
         config=config,
         tensors=tensors,
-        prefix=family.prefix if any(name.startswith(family.prefix) for name in tensors) else "",
+        prefix=prefix,
         files=tuple(CheckpointFile(name, path / name, (path / name).stat().st_size) for name in names),
         states=states,
         pooling=pooling,
         normalise=normalise,
-        max_seq_len=_max_seq_len(path, config, offset),
+        max_seq_len=_max_seq_len(path, min(positions[0], int(config.get("max_position_embeddings", 512))) - offset),
         position_offset=offset,
         head=family.head,
     )
@@ -164,9 +172,11 @@ def _pooling(path: Path) -> tuple[str, bool]:
     return (_POOLINGS[modes[0]] if modes else "mean"), ("Normalize" in kinds or not kinds)
 
 
-def _max_seq_len(path: Path, config: dict[str, Any], offset: int) -> int:
-    positions = int(config.get("max_position_embeddings", 512)) - offset
-    return min(positions, int(_json(path / "sentence_bert_config.json").get("max_seq_length") or positions))
+def _max_seq_len(path: Path, positions: int) -> int:
+    found = min(positions, int(_json(path / "sentence_bert_config.json").get("max_seq_length") or positions))
+    if found < 1:
+        raise CheckpointError(f"{path} has no position for a token; download it again.")
+    return found
 
 
 def _json(path: Path) -> Any:

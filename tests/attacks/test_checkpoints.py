@@ -289,6 +289,7 @@ def test_a_hole_in_an_encoder(folder: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "change",
     [{"pad_token_id": "x"}, {"max_position_embeddings": [1]}, {"hidden_size": 10**400}, {"hidden_size": 10**9},
+     {"hidden_size": 385}, {"max_position_embeddings": -5},
      {"num_hidden_layers": "x"}, {"num_attention_heads": -1}, {"vocab_size": {}}, {"layer_norm_eps": None},
      {"layer_norm_eps": math.nan}, {"layer_norm_eps": -1}],
 )  # fmt: skip
@@ -297,6 +298,15 @@ def test_odd_settings_of_an_encoder_are_one_sentence(encoder: Path, change: dict
     rewrite(encoder / "config.json", **change)
     with pytest.raises(CheckpointError, match="download it again"):
         build(BuildSpec(str(encoder), encoder.parent / "engine"), SilentProgress())
+
+
+def test_an_encoder_reads_no_more_tokens_than_it_has_positions(encoder: Path) -> None:
+    """Before the fix, an engine took texts of 100,000 tokens, whose attention fills any memory."""
+    (encoder / "sentence_bert_config.json").unlink()
+    rewrite(encoder / "config.json", max_position_embeddings=100_000)
+    opened = open_encoder(str(encoder))
+    assert opened is not None
+    assert opened.max_seq_len == 512
 
 
 @pytest.mark.parametrize("name", ["rms_norm_eps", "rope_theta", "final_logit_softcapping"])
