@@ -62,6 +62,7 @@ from llmops.gateway.interfaces import FINISH_REASONS, Caller, Outcome, Usage, sh
 from llmops.gateway.routing.providers import ProviderModel
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.schemas.chat_request import ChatRequest
+from llmops.input_files import MALFORMED
 
 if TYPE_CHECKING:
     from llmops.gateway.conversations.checkpoints import AnswerCheckpoint, CheckpointStore, ClaimedAnswer
@@ -422,8 +423,13 @@ class ResumableChats:
         data = await self._checkpoints.record(shared_id)
         if data is None:
             return None
-        record = AnswerRecord.decode(data)
-        chat, model = record.request, self._model(record)
+        try:
+            record = AnswerRecord.decode(data)
+            chat = record.request
+        except MALFORMED:
+            log.error("The answer %s is damaged in Redis, and cannot be read here.", run_id)
+            return None
+        model = self._model(record)
         generation = ChatGeneration(self._service, chat, model, run_id, record.context())
         run = self._followed[shared_id] = FollowedRun(
             run_id,
@@ -438,18 +444,23 @@ class ResumableChats:
     # -- answers of lost gateways
 
     def adopt(self, claimed: ClaimedAnswer) -> None:
-        """Continue an answer that this gateway has taken over, and bill the whole answer."""
-        self._adoptions.start(self._adopt(claimed), f"adopt-{claimed.id}")
+        """Continue an answer that this gateway has taken over, and bill the whole answer.
+
+        Raises:
+            ValueError: The record of the answer is damaged; or another error of MALFORMED.
+        """
+        record = AnswerRecord.decode(claimed.record)
+        self._adoptions.start(self._adopt(claimed, record, record.request), f"adopt-{claimed.id}")
 
     async def close(self) -> None:
         """Leave the answers in progress to other gateways, or store the parts generated so far."""
         await self._adoptions.cancel()
         await self.runs.close()
 
-    async def _adopt(self, claimed: ClaimedAnswer) -> None:
+    async def _adopt(self, claimed: ClaimedAnswer, record: AnswerRecord, body: ChatRequest) -> None:
         from llmops.gateway.conversations.checkpoints import decode_batches
 
-        record, run_id = AnswerRecord.decode(claimed.record), claimed.id.rpartition(":")[2]
+        run_id = claimed.id.rpartition(":")[2]
         assert self._checkpoints is not None
         checkpoint = self._checkpoints.checkpoint(claimed.id, len(claimed.tokens))
         checkpoint.register(b"")
@@ -471,7 +482,7 @@ class ResumableChats:
                     "The gateways that generated this answer were lost, one after the other. Ask the gateways' "
                     "operator for the cause."
                 )
-            run = await self._continue(run_id, record, begun, checkpoint, context)
+            run = await self._continue(run_id, record, body, begun, checkpoint, context)
             context.background_task = run.task
             await asyncio.shield(run.task)
         except Exception as error:
@@ -491,6 +502,7 @@ class ResumableChats:
         self,
         run_id: str,
         record: AnswerRecord,
+        body: ChatRequest,
         begun: BegunAnswer,
         checkpoint: AnswerCheckpoint,
         context: RequestContext,
@@ -500,7 +512,7 @@ class ResumableChats:
         Attempts repeat for `ADOPTION_TIMEOUT`, because a gateway that has just started may not have
         found its models, and all slots may be in use.
         """
-        body, deadline = record.request, asyncio.get_running_loop().time() + ADOPTION_TIMEOUT
+        deadline = asyncio.get_running_loop().time() + ADOPTION_TIMEOUT
         save = await self._saving(record)
         while True:
             deltas = AnswerLog()

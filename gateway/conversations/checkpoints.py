@@ -36,6 +36,7 @@ from llmops.gateway.errors import UnavailableError
 from llmops.gateway.interfaces import UsageOwner
 from llmops.gateway.ratelimit.fairness import FairShares
 from llmops.gateway.redis_client import FAILURES, connect
+from llmops.input_files import MALFORMED
 from llmops.untrusted_text import escape_unsafe
 from llmops.urls import without_secrets
 
@@ -503,8 +504,9 @@ class CheckpointStore:
     async def _take(self, reply: list[Any], adopt: Callable[[ClaimedAnswer], None]) -> None:
         one, record, cached, tokens, times = reply
         if _is_claim(reply):
-            adopt(ClaimedAnswer(one.decode(), record, int(cached) if cached else None, tokens, times))
-            return
+            with suppress(*MALFORMED):
+                adopt(ClaimedAnswer(one.decode(), record, int(cached) if cached else None, tokens, times))
+                return
         log.error(
             "The answer %s of a lost gateway is damaged in Redis. It is not continued, and is deleted.",
             escape_unsafe(one.decode()),

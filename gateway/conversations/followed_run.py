@@ -6,14 +6,18 @@ The tokens come from Redis (`checkpoints.py`) and are rendered into the same eve
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from llmops.gateway.conversations.answer_run import AnswerFormat, AnswerRun, replay_batches
 from llmops.gateway.conversations.chat_run import EndedAnswer
 from llmops.gateway.conversations.checkpoints import CheckpointStore, FollowedTokens, decode_batches
-from llmops.gateway.errors import UnavailableError
+from llmops.gateway.errors import ApiError, InternalError, UnavailableError
 from llmops.gateway.generation.choice import Choice
 from llmops.gateway.interfaces import FINISH_REASONS, Usage, shared_answer_id
+from llmops.input_files import MALFORMED
+
+log = logging.getLogger(__name__)
 
 #: Seconds without a reply of Redis after which readers are disconnected, so that they reconnect to
 #: any gateway.
@@ -99,10 +103,16 @@ class FollowedRun(AnswerRun):
     async def _run(self) -> None:
         while not self.over:
             tokens, end = await self._news.get()
-            await replay_batches(self._choice, list(decode_batches(tokens)), self.log)
-            if end:
+            try:
+                await replay_batches(self._choice, list(decode_batches(tokens)), self.log)
+                if end:
+                    self._close()
+                    self._finish(EndedAnswer.model_validate_json(end))
+            except (ApiError, *MALFORMED) as error:
+                log.error("The answer %s is damaged in Redis (%s).", self.id, type(error).__name__)
                 self._close()
-                self._finish(EndedAnswer.model_validate_json(end))
+                damage = InternalError("The rest of this answer is damaged; send the request again.")
+                self.finish, self.error, self.over = "error", damage.body()["error"], True
             self.visible = len(self.log)
             self.caught_up.set()
             self.wake()

@@ -313,6 +313,30 @@ async def test_damaged_answers_in_valkey_end_no_others(told, valkey, tmp_path, m
     assert (await billed(settings))[good.run] == 40
 
 
+async def test_readers_of_a_damaged_end_or_request_in_valkey_end(told, valkey, tmp_path, monkeypatch):
+    """Before the fix, a reader waited for ever or got a 500, and the lost gateway's events waited for an hour."""
+    monkeypatch.setattr("llmops.gateway.usage.usage_check.ADOPT_INTERVAL", 0.1)
+    told.wait = 0.1
+    settings = shared(told, valkey, tmp_path, "1s")
+    readers = [ResumingReader(question, OPENAI) for question in ("End?", "Request?", "Nested?")]
+    async with serving(settings) as (other, _):
+        async with serving(settings) as (one, _):
+            for reader in readers:
+                await reader.read(one, 3)
+            with Redis.from_url(valkey.url) as client:
+                damage = ("end", "{"), ("record", "{"), ("record", "[" * 100_000)
+                for reader, (field, value) in zip(readers, damage, strict=True):
+                    client.hset(client.keys(f"*:answer:*{reader.run}")[0], field, value)
+            answers = [await other.get(f"{OPENAI}/{reader.run}") for reader in readers]
+        assert [answer.status_code for answer in answers] == [200, 410, 410]
+        assert "is damaged; send the request again." in answers[0].text
+
+        async def are_billed() -> bool:
+            return (await billed(settings)).keys() == {reader.run for reader in readers}
+
+        await eventually(are_billed)
+
+
 @pytest.fixture
 def stores(monkeypatch):
     """The stores of running answers of all gateways, in the order of their start. None takes answers over."""
