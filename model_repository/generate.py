@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from llmops import __version__, contract, kv_blocks, process, round_robin
+from llmops.build.checkpoint.file_checks import check_file_size
 from llmops.build.engine_folder.atomic_folder import list_files, reject_added_files, replace_folder, resolve_output
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.contract import ENGINE_SUFFIX, POSTPROCESSING_SUFFIX, PREPROCESSING_SUFFIX, Tensor
 from llmops.errors import InputError
-from llmops.input_files import leads_outside
+from llmops.input_files import MAX_TABLE_BYTES, leads_outside
 from llmops.model_repository.encoder import encoder_config, encoder_model_name, is_encoder
 from llmops.model_repository.gpu_assignment import GpuRequirement, assign_gpus
 from llmops.model_repository.repository.manifest import REPOSITORY_FILE, SERVED_NAME, RepositoryManifest, ServedEngine
@@ -181,11 +182,14 @@ def _read_engine(argument: str, serving: str | Mapping[str, str]) -> EngineEntry
         raise InputError(f"{name!r} cannot name a model: use letters, digits, '.', '_' and '-', at most 128 of them.")
     if not manifest.complete:
         raise InputError(f"{directory} is not complete: run `llmops build --resume {directory}` to finish it.")
-    for part in (manifest.tokenizer.directory, manifest.model_dir):
-        if leads_outside(directory / part, directory):
-            raise InputError(f"{directory / part} leads out of its engine, which could serve other files; copy it.")
+    tokenizer = directory / manifest.tokenizer.directory
+    for part in (tokenizer, directory / manifest.model_dir, *tokenizer.glob("*")):
+        if leads_outside(part, directory):
+            raise InputError(f"{part} leads out of its engine, which could serve other files; copy it.")
     manifest.check_files(directory)
-    if not (directory / manifest.tokenizer.directory / "tokenizer.json").is_file():
+    for file in ("tokenizer.json", "chat_template.jinja"):
+        check_file_size(tokenizer / file, MAX_TABLE_BYTES)
+    if not (tokenizer / "tokenizer.json").is_file():
         raise InputError(f"{directory} is damaged: its tokenizer.json is missing. Build the engine again.")
     target = find_target(manifest.target, serving if isinstance(serving, str) else serving.get(name, ""))
     target.check(directory, manifest)
@@ -263,7 +267,7 @@ def _preprocessing(entry: EngineEntry, ours: bool) -> str:
             "tokenizer_dir": _tokenizer_dir(entry),
             "add_special_tokens": "true",
             "end_ids": json.dumps(info.end_ids),
-            "pad_id": str(info.pad_id if info.pad_id is not None else info.end_ids[0]),
+            "pad_id": str(info.pad_id if info.pad_id is not None else next(iter(info.end_ids), 0)),
             "vocab_size": str(info.vocab_size),
             "logit_bias": json.dumps(entry.target.capabilities(entry.manifest)["logit_bias"]),
         },

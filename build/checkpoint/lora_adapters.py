@@ -16,6 +16,7 @@ from llmops.build.checkpoint.description import FileState
 from llmops.build.checkpoint.file_checks import read_json, reject_outside_symlinks
 from llmops.build.checkpoint.hashing import sha256_of
 from llmops.build.checkpoint.safetensors_header import read_header
+from llmops.build.engine_folder.manifest_extras import ADAPTER_NAME
 from llmops.build.model.architecture import Architecture
 from llmops.errors import CheckpointError, InputError
 
@@ -30,7 +31,7 @@ TENSOR = re.compile(r".*\.layers\.(\d{1,6})\.(?:self_attn|mlp)\.([a-z_]+)\.lora_
 _FROM_HIDDEN = ("q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj")
 #: Maximum rank of an adapter, against damaged files. The largest ranks in use are 256.
 MAX_RANK = 65_536
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_NAME = re.compile(ADAPTER_NAME)
 #: Values of `init_lora_weights` at which PEFT also changes the model's own weights (0.21.2
 #: tuners/lora/layer.py). PEFT repeats the change when it loads such an adapter; TensorRT-LLM does
 #: not. `path_initial_model_for_weight_conversion` saves an adapter that does not need the change.

@@ -44,6 +44,8 @@ _MAX_BATCH = 1 << 16
 #: Maximum size in bytes of a file whose content is checked before a start. Tokenizers and graphs take
 #: up to 40 MiB; the weights of a large model would take minutes to read.
 _MAX_DIGESTED = 64 << 20
+#: Maximum number of bytes of files whose content is checked before a start. Takes two seconds.
+_MAX_CHECKED = 1 << 30
 _Gpus = Annotated[int, Field(ge=1, le=_MAX_GPUS)]
 _Tokens = Annotated[int, Field(ge=1, le=_MAX_TOKENS)]
 _Id = Annotated[int, Field(ge=0, lt=_MAX_VOCABULARY)]
@@ -51,7 +53,7 @@ _Id = Annotated[int, Field(ge=0, lt=_MAX_VOCABULARY)]
 
 def _inside(value: str) -> str:
     path = PurePosixPath(value)
-    if not value or path.is_absolute() or ".." in path.parts or not value.isprintable():
+    if str(path) != value or path.is_absolute() or ".." in path.parts or not value.isprintable():
         raise ValueError("must be a folder inside the engine folder")
     return value
 
@@ -305,11 +307,14 @@ class EngineManifest(_ManifestModel):
     def check_files(self, directory: Path) -> None:
         """Raise InputError for the first file of the model or tokenizer that is missing or damaged.
 
-        Only the sizes of large files are read, which finds copies that stopped early.
+        Only the sizes of large files are read, which finds copies that stopped early, and of the
+        files after the first GiB.
         """
+        left = _MAX_CHECKED
         for path, measure in self.contents.items():
             file = directory / path
-            found = _measure(file) if file.is_file() else None
+            left -= file.stat().st_size if isinstance(measure, str) and file.is_file() else 0
+            found = (_measure(file) if left >= 0 else measure) if file.is_file() else None
             if found != measure:
                 fault = "is missing" if found is None else "is not as the build wrote it"
                 raise InputError(f"{file} {fault}, so the engine is damaged: copy it again, or build it again.")

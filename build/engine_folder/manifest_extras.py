@@ -11,11 +11,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from llmops.build.target_facts import TargetName
 
+#: Pattern of an adapter's name, which is also the name of its folder in the engine.
+ADAPTER_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+
 
 class ManifestExtra(BaseModel):
     """The base class of all models of `extra`: frozen, without unknown fields."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 #: The OpenVINO properties that engine.json may set. Other properties make OpenVINO write files
@@ -81,8 +84,8 @@ class CrossEncoderExtra(ManifestExtra):
 class AdapterEntry(ManifestExtra):
     """A LoRA adapter: the model name under which it is served, and its number in requests."""
 
-    name: str
-    id: int
+    name: Annotated[str, Field(pattern=f"^{ADAPTER_NAME}$")]
+    id: Annotated[int, Field(ge=1, lt=2**31)]
 
 
 class NvidiaExtra(ManifestExtra):

@@ -1,6 +1,7 @@
 """A repository whose files were changed after it was made: said at each start, refused with --strict."""
 
 import csv
+import hashlib
 import importlib.util
 import io
 import json
@@ -10,11 +11,13 @@ import shutil
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from pydantic import ValidationError
 
 from llmops.build.trtllm.container_images import bind_mount
 from llmops.cli.main import cli
@@ -24,7 +27,9 @@ from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.model_repository.repository.manifest import REPOSITORY_FILE, RepositoryManifest
 from llmops.model_repository.repository.validation import check_repository, check_unedited
 from llmops.model_repository.server.installation import find_installation
+from tests.attacks.test_checkpoints import rewrite
 from tests.model_repository.test_generate import make_engine
+from tests.support.manifests import engine_manifest
 
 ENGINE = "smollm2-tensorrt_llm"
 
@@ -71,6 +76,50 @@ def test_an_engines_folder_that_is_a_link_out_of_it_is_refused(tmp_path: Path, p
     (engine / part).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(InputError, match="leads out of its engine"):
         read_engines([str(engine)])
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja"])
+def test_an_engines_tokenizer_file_of_another_kind_is_refused(tmp_path: Path, name: str) -> None:
+    """Before the fix, a repository took 3 GB for a hole, and served the file behind a link."""
+    engine = make_engine(tmp_path / "engine")
+    with (engine / "tokenizer" / name).open("w") as file:
+        file.truncate(3 << 30)
+    with pytest.raises(InputError, match="at most 67,108,864 are read"):
+        read_engines([str(engine)])
+    (engine / "tokenizer" / name).unlink()
+    (engine / "tokenizer" / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="leads out of its engine"):
+        read_engines([str(engine)])
+
+
+def test_an_engine_names_each_file_once(tmp_path: Path) -> None:
+    """Before the fix, 300,000 names of one file of 64 MiB held a start up for hours."""
+    engine = make_engine(tmp_path / "engine")
+    rewrite(engine / "engine.json", contents={"tokenizer/./tokenizer.json": "x"})
+    with pytest.raises(InputError, match="a folder inside the engine folder"):
+        read_engines([str(engine)])
+
+
+def test_an_engines_files_are_read_up_to_a_gib(tmp_path: Path) -> None:
+    """Before the fix, holes of 64 MiB held a start up for as long as their author liked."""
+    (tmp_path / "hole").touch()
+    os.truncate(tmp_path / "hole", 64 << 20)
+    digest = hashlib.sha256((tmp_path / "hole").read_bytes()).hexdigest()
+    engine = make_engine(tmp_path / "engine")
+    for number in range(100):
+        os.link(tmp_path / "hole", engine / "model" / str(number))
+    rewrite(engine / "engine.json", contents={f"model/{number}": digest for number in range(100)})
+    begun = time.process_time()
+    assert read_engines([str(engine)])
+    assert time.process_time() - begun < 5
+
+
+@pytest.mark.parametrize("name", ["../../elsewhere", "/etc", "a/b", "", ".."])
+def test_an_adapter_is_no_folder_elsewhere(name: str) -> None:
+    """Before the fix, the server read the adapter's weights there."""
+    extra = {"tensorrt_llm": "1.2.1", "llm_args": {}, "adapters": [{"name": name, "id": 1}]}
+    with pytest.raises(ValidationError, match="adapters"):
+        engine_manifest("pytorch", extra=extra)
 
 
 def link_model(folder: Path) -> None:

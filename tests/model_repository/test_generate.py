@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmops.build.engine_folder.manifest import TokenizerInfo
 from llmops.build.engine_folder.manifest_extras import EncoderExtra, OpenVinoExtra
 from llmops.errors import InputError, ResourceError, VersionMismatchError
 from llmops.model_repository.generate import generate_repository, read_engines
@@ -34,6 +35,14 @@ def make_engine(directory: Path, name: str = "tiny", **changes: Any) -> Path:
 
 def configs(repository: Path) -> dict[str, Any]:
     return {path.parent.name: parse_config(path.read_text(), str(path)) for path in repository.glob("*/config.pbtxt")}
+
+
+def test_a_model_without_end_tokens_gets_a_repository(tmp_path: Path) -> None:
+    """Before the fix, this ended with a traceback."""
+    tokenizer = {"vocab_size": 100, "end_ids": [], "chat_template": False}
+    entries = read_engines([str(make_engine(tmp_path / "engine", tokenizer=TokenizerInfo.model_validate(tokenizer)))])
+    generate_repository(entries, tmp_path / "repository")
+    assert configs(tmp_path / "repository")["tiny-preprocessing"].parameters["pad_id"].string_value == "0"
 
 
 def test_a_served_name_becomes_four_models_with_nvidias_tensors(engine: Path, tmp_path: Path) -> None:
