@@ -19,6 +19,7 @@ from sqlalchemy import (
     cast,
     func,
     literal,
+    select,
     type_coerce,
 )
 from sqlalchemy.dialects import postgresql, sqlite
@@ -76,6 +77,13 @@ def machine_time(connection: AsyncConnection, column: Column[datetime]) -> Colum
     if connection.dialect.name == "sqlite":
         return column
     return type_coerce(column - _clock_difference(), UtcDateTime).label(column.name)
+
+
+def store_time(connection: Connection) -> datetime:
+    """Return the time of PostgreSQL's clock, or of this machine's clock for SQLite."""
+    if connection.dialect.name == "sqlite":
+        return utc_now()
+    return connection.scalar(select(func.statement_timestamp(type_=UtcDateTime))) or utc_now()
 
 
 def _clock_difference() -> ColumnElement[timedelta]:

@@ -12,10 +12,11 @@ from sqlalchemy import Connection
 
 from llmops.clocks import utc_now
 from llmops.gateway.interfaces import Usage, UsageEvent
+from llmops.gateway.logging_setup import RepeatedLines
 from llmops.gateway.usage.billing import micros
 from llmops.gateway.usage.event_formats import MAX_COST_MICROS, to_cloud_event
 from llmops.gateway.usage.sink import UsageSink
-from llmops.store.columns import DAMAGED, canonical_uuid
+from llmops.store.columns import DAMAGED, canonical_uuid, store_time
 from llmops.store.dead_letters import DeadLetter, add_dead_letters
 from llmops.store.factory import LazyStore, within
 from llmops.store.prices import Price, list_prices_async, price_in_force
@@ -39,6 +40,9 @@ log = logging.getLogger(__name__)
 ANONYMOUS_USER_ID = str(UUID(int=0))
 #: Seconds without a response after which the store counts as unavailable.
 STORE_TIMEOUT = 30.0
+#: Largest difference of the clocks of a gateway and of the store that is not corrected.
+MAX_CLOCK_LEAD = timedelta(minutes=1)
+_LINES = RepeatedLines(60.0)
 _LENGTHS = {column.name: getattr(column.type, "length", None) or 0 for column in usage_records.columns}
 _LENGTHS |= {"tenant_id": getattr(tenant_totals.c.tenant_id.type, "length", None) or 0}
 _TEXTS = ("request_id", "tenant_id", "key_id", "model", "price_id", "version", "replica", "finish_reason", "priority")
@@ -71,8 +75,17 @@ def write_events(connection: Connection, events: Sequence[UsageEvent]) -> WriteR
     """Write the events that the ledger does not have yet.
 
     An event without a price gets the price in force at the start of the request. An event is parked
-    with a reason if it cannot be billed, or if its tenant, user and key do not belong together.
+    with a reason if it cannot be billed, or if its tenant, user and key do not belong together. A
+    time in the future becomes now, because it would count in the budgets of all months until then.
     """
+    now = store_time(connection)
+    ahead = [event for event in events if event.at > now + MAX_CLOCK_LEAD]
+    if ahead and (suffix := _LINES.suffix("clock")) is not None:
+        log.error(
+            "The clock of gateway %s is %s ahead; its usage is billed as of now. Correct the clock.%s",
+            escape_unsafe(ahead[0].gateway_id), ahead[0].at - now, suffix,
+        )  # fmt: skip
+    events = [event._replace(at=now) if event.at > now + MAX_CLOCK_LEAD else event for event in events]
     unpriced = {event.model for event in events if event.price_id is None}
     prices = {model: _prices_of(connection, model) for model in sorted(unpriced)}
     priced = [_priced(event, prices) for event in events]

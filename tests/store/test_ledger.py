@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from sqlalchemy import func, select
 
 from llmops.cli.main import cli
+from llmops.clocks import utc_now
 from llmops.control import ledger as ledger_module
 from llmops.control.admin.reconcile import ACTION, reconcile
 from llmops.control.admin.schemas import EngineTokens, MissingEvents, ReconciliationRequest
@@ -25,6 +26,7 @@ from llmops.control.reconcile import Reconciler, served_tokens
 from llmops.errors import InputError, ResourceError
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Caller, Outcome, Usage, UsageEvent
+from llmops.gateway.logging_setup import RepeatedLines
 from llmops.gateway.settings import GatewaySettings, KafkaSettings, UsageSettings, load_settings
 from llmops.gateway.usage.delivery import UsageDelivery
 from llmops.gateway.usage.event_formats import encode_event
@@ -209,6 +211,24 @@ async def test_an_event_without_a_price_gets_that_of_its_start(store, url, by):
     # 7 tokens at 1, 30 at 0.5, 7 at 2 micro-dollars
     assert (rows[1].cost_micros, rows[1].price_id) == (7 + 15 + 14, f"tiny@{at:%Y-%m-%dT%H:%M:%S}Z")
     assert [(rows[seq].cost_micros, rows[seq].price_id) for seq in (0, 2, 3)] == [(0, None), (3, "p"), (0, None)]
+
+
+async def test_usage_of_a_gateway_whose_clock_is_ahead_is_of_now(store, url, caplog, monkeypatch):
+    """Before the fix, it was on the bill of a month to come, and counted in the budgets of all months until then."""
+    monkeypatch.setattr("llmops.gateway.usage.ledger_sink._LINES", RepeatedLines(60.0))
+    sink, now = LedgerSink(url), utc_now()
+    if not url.startswith("sqlite"):
+        monkeypatch.setattr("llmops.store.columns.utc_now", lambda: now + timedelta(days=400))
+    ahead = [event(seq, at=now + timedelta(days=400 * seq, seconds=30)) for seq in (0, 1)]
+    await sink.write(ahead)
+    await sink.close()
+    async with store.read() as connection:
+        days = set(await connection.scalars(select(tenant_totals.c.day)))
+        times = sorted(await connection.scalars(select(usage_records.c.created_at)))
+    assert days <= {(now + timedelta(minutes=at)).date() for at in (0, 30)}
+    assert max(abs(one - now) for one in times) < timedelta(minutes=30)
+    assert ahead[0].at in times
+    assert caplog.text.count("its usage is billed as of now") == 1
 
 
 async def test_whatever_an_event_says_the_tables_take_it(store, url):
