@@ -7,12 +7,14 @@ import contextlib
 import json
 import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.checkpoint.chat_template import TEMPLATE, render_messages
 from llmops.build.engine_folder.manifest import TokenizerInfo
+from llmops.build.tokenizer.slow_conversion import convert_slow
 from llmops.build.tokenizer.tokenizer_trial import try_tokenizer
 from llmops.chat_template_tags import MAX_TEMPLATE_CHARACTERS
 from llmops.distribution import missing_extra
@@ -131,17 +133,10 @@ def _make_loadable(path: Path) -> None:
 
 def _convert_slow(checkpoint: Checkpoint, directory: Path) -> None:
     """Let transformers convert tokenizer.model, or vocab.json with merges.txt, to the fast form."""
-    try:
-        from transformers import AutoTokenizer
-    except ImportError as error:
+    if find_spec("transformers") is None:
         what = f"{checkpoint.ref} has no {TOKENIZER}, and the conversion of its older form needs transformers"
-        raise missing_extra(what, "quantize") from error
-    try:
-        AutoTokenizer.from_pretrained(checkpoint.path, trust_remote_code=False).save_pretrained(directory)
-    except Exception as error:  # transformers raises errors of many kinds here.
-        raise CheckpointError(
-            f"The tokenizer of {checkpoint.ref} cannot be converted ({error}); add a {TOKENIZER} to the checkpoint."
-        ) from error
+        raise missing_extra(what, "quantize")
+    convert_slow(checkpoint.path, directory, checkpoint.ref)
     if not (directory / TOKENIZER).is_file():
         raise CheckpointError(
             f"The tokenizer of {checkpoint.ref} has no fast form; add a {TOKENIZER} to the checkpoint."

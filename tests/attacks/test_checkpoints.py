@@ -33,7 +33,7 @@ from llmops.build.job.build_engine import build
 from llmops.build.progress import SilentProgress
 from llmops.build.quantize.model_loading import load_model, source_config
 from llmops.build.spec import BuildSpec
-from llmops.build.tokenizer import check_tokenizer, tokenizer_trial
+from llmops.build.tokenizer import check_tokenizer, tokenizer_trial, write_tokenizer
 from llmops.build.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from llmops.build.tokenizer.tokenizer_trial import try_tokenizer
 from llmops.errors import CheckpointError, InputError, ResourceError
@@ -96,6 +96,21 @@ def test_a_link_to_another_gguf_or_encoder_is_refused(folder: Path, tmp_path: Pa
     (folder / "a.gguf").symlink_to(tmp_path / "a.gguf")
     with pytest.raises(CheckpointError, match=r"a link a\.gguf that leads out of the folder"):
         open_checkpoint(str(folder))
+
+
+@pytest.mark.parametrize("entries", [1, 400_000])
+def test_an_older_tokenizer_is_converted_in_a_process_of_its_own(folder: Path, tmp_path: Path, entries: int) -> None:
+    """Before the fix, a vocabulary of 43 MiB took the build 1.2 GB, and no time was too long for a conversion."""
+    pytest.importorskip("transformers")
+    rewrite(folder / "config.json", vocab_size=10**6)
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    letters = [chr(letter) for letter in range(33, 127)]
+    vocabulary = {text: at for at, text in enumerate([*letters, *map(str, range(10, entries))])}
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    (folder / "merges.txt").write_text("#version: 0.2\n" + ("a missing\n" if entries > 1 else ""))
+    refused = pytest.raises(CheckpointError, match=r"cannot be converted \(.* out of vocabulary")
+    with small(), refused if entries > 1 else contextlib.nullcontext():
+        write_tokenizer(open_folder(folder, "x", weights=False), tmp_path / "t", print)
 
 
 class Swapper(SilentProgress):
