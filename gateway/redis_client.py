@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from redis._parsers import _AsyncRESP2Parser
@@ -46,3 +47,12 @@ def connect(url: str, timeout: float, connect_timeout: float, **options: Any) ->
     except (TypeError, ValueError, RedisError) as error:
         raise InputError(f"redis: the URL has an option that cannot be used ({error}); correct or remove it.") from None
     return client
+
+
+async def reconnect(client: Redis) -> None:
+    """Close the client's connections, so that the next command makes a new one.
+
+    After a failover, an old connection is to a server that refuses to write.
+    """
+    with suppress(*FAILURES):
+        await client.connection_pool.disconnect()

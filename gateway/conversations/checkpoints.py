@@ -35,7 +35,7 @@ from llmops.background import TaskSet, every
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.interfaces import UsageOwner
 from llmops.gateway.ratelimit.fairness import FairShares
-from llmops.gateway.redis_client import FAILURES, connect
+from llmops.gateway.redis_client import FAILURES, connect, reconnect
 from llmops.input_files import MALFORMED
 from llmops.untrusted_text import escape_unsafe
 from llmops.urls import without_secrets
@@ -464,6 +464,7 @@ class CheckpointStore:
                 await asyncio.sleep(max(0.0, began + FLUSH_INTERVAL - loop.time()))
             else:
                 self._changed = {one.id: one for one in changed} | self._changed
+                await reconnect(self._client)
                 await asyncio.sleep(RETRY_INTERVAL)
 
     async def _write(self, changed: Sequence[AnswerCheckpoint], lease: float | None = None) -> None:

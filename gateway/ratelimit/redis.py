@@ -46,7 +46,7 @@ from llmops.gateway.ratelimit.buckets import (
     make_settlement,
 )
 from llmops.gateway.ratelimit.memory import InMemoryLimiter
-from llmops.gateway.redis_client import FAILURES, connect
+from llmops.gateway.redis_client import FAILURES, connect, reconnect
 from llmops.urls import without_secrets
 
 log = logging.getLogger(__name__)
@@ -318,6 +318,7 @@ class RedisLimiter(Limiter):
         """
         is_first = not self._epoch
         while not await self._answers() or await self._call([], restore=True) is None:
+            await reconnect(self._client)
             await asyncio.sleep(RETRY_INTERVAL)
         if self._trouble:
             log.warning(

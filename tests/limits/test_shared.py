@@ -5,12 +5,14 @@ import signal
 import time
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
+from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from redis import Redis
 
+from llmops.gateway.conversations.checkpoints import CheckpointStore
 from llmops.gateway.errors import RateLimitError
 from llmops.gateway.interfaces import Budget, Outcome, Quota, Usage
 from llmops.gateway.ratelimit.buckets import Limit, LimitRequest, Settlement
@@ -21,6 +23,7 @@ from llmops.gateway.ratelimit.rate_limit_check import create_limit_check
 from llmops.gateway.ratelimit.redis import RedisLimiter
 from llmops.gateway.settings import GatewaySettings, Quotas
 from tests.limits.conftest import PATIENCE, shared, until_up
+from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import Clock, eventually
 
 ATTEMPTS = 4_000
@@ -106,6 +109,24 @@ async def test_a_valkey_that_goes_away(valkey, prefix, how):
             return reserved.by is first and reserved.decision.left[0][2] == 9 - 3
 
         await eventually(all_held)
+
+
+async def test_a_failover_to_a_replica_is_followed(valkey, redis_url, prefix):
+    """Before the fix, connections stayed at the old primary, which refuses writes, and limits were not shared again."""
+    bounds, new = [Limit("key", 60)], urlsplit(redis_url)
+    async with TcpProxy(f"127.0.0.1:{valkey.port}") as proxy:
+        checkpoints = CheckpointStore(f"redis://{proxy.address}", 5.0)
+        await checkpoints.start(lambda _: None)
+        async with shared(f"redis://{proxy.address}", prefix) as limiter:
+            with Redis.from_url(valkey.url) as old:
+                old.execute_command("REPLICAOF", new.hostname, new.port)
+            proxy.target = f"{new.hostname}:{new.port}"
+            assert (await limiter.reserve(bounds, [LimitRequest(1)])).by is not limiter
+            await eventually(lambda: not checkpoints.up)
+            await until_up(limiter)
+            await eventually(lambda: checkpoints.up)
+            assert (await limiter.reserve(bounds, [LimitRequest(1)])).by is limiter
+        await checkpoints.close()
 
 
 async def test_a_rate_below_one_per_gateway_is_neither_exceeded_nor_zero(valkey, prefix):

@@ -11,7 +11,8 @@ class TcpProxy:
 
     def __init__(self, target: str, limit: Callable[[], int] = lambda: sys.maxsize) -> None:
         """Create a proxy for `target`. A connection is reset after `limit()` bytes of the server."""
-        self._host, self._port = target.rsplit(":", 1)
+        #: The server of new connections.
+        self.target = target
         self._limit = limit
         self._writers: set[asyncio.StreamWriter] = set()
         self.cuts = 0
@@ -31,7 +32,7 @@ class TcpProxy:
         _abort(self._writers)
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        up_reader, up_writer = await asyncio.open_connection(self._host, int(self._port))
+        up_reader, up_writer = await asyncio.open_connection(*self.target.rsplit(":", 1))
         pair = {writer, up_writer}
 
         async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, left: int) -> None:
