@@ -27,6 +27,8 @@ _MAX_REAL_NUMBER = 3e38
 #: Maximum number of layers. Published merges of Llama 405B have up to 525. Plans take time in
 #: proportion to the square: with 10,000 layers, more than a minute.
 _MAX_LAYERS = 1024
+#: Maximum number of labels of a classifier, each of which transformers names: 5 s for a million.
+_MAX_LABELS = 2**16
 #: Maximum size of an attention head, for whose rotary frequencies memory is taken early, too.
 _MAX_HEAD_DIM = 2**14
 
@@ -226,6 +228,20 @@ def _numbers(value: Any) -> Iterator[int | float]:
         yield from _numbers(one)
 
 
+def _check_counts(config: Any) -> None:
+    """Raise CheckpointError for counts, also of parts that are not built, in config.json.
+
+    transformers makes a list of the layers of each part, and names all labels.
+    """
+    for name, value in config.items() if isinstance(config, Mapping) else ():
+        most = _MAX_LABELS if name == "num_labels" else _MAX_LAYERS if name.endswith("layers") else None
+        if most is not None and isinstance(value, int | float) and value > most:
+            raise CheckpointError(
+                f"config.json has `{name}` = {_shorten(value)}, and at most {most} are possible; download it again."
+            )
+        _check_counts(value)
+
+
 def _hf_class(config: Mapping[str, Any]) -> str:
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
@@ -336,6 +352,7 @@ class _ConfigReader:
 
     def architecture(self) -> Architecture:
         self.check_real_numbers()
+        _check_counts(self.outer)
         heads = self.integer("num_attention_heads")
         layers = self.layers()
         kv_heads = self.integer("num_key_value_heads", default=heads)

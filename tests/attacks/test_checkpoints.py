@@ -342,6 +342,18 @@ def test_a_scaling_of_positions_by_no_number_is_one_sentence(folder: Path, name:
         open_folder(folder, "x", weights=False)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"num_labels": 10**9}, {"vision_config": {"num_hidden_layers": 10**9}}, {"max_window_layers": 1e9}],
+    ids=str,
+)  # fmt: skip
+def test_counts_of_parts_that_are_not_built_are_bounded(folder: Path, changes: dict[str, object]) -> None:
+    """Before the fix, transformers named each label: 5 s and 180 MB for a million of them."""
+    rewrite(folder / "config.json", **changes)
+    with pytest.raises(CheckpointError, match=r"config\.json has .* and at most \d+ are possible"):
+        open_folder(folder, "x", weights=False)
+
+
 def test_a_weight_that_is_no_number_is_refused(tmp_path: Path) -> None:
     """Before the fix, the build succeeded, and no command could read the engine.json, in which there was no number."""
     checkpoint = write_checkpoint(tmp_path / "checkpoint", "llama")
