@@ -127,6 +127,7 @@ _MESSAGE = [messages.c[field.name] for field in fields(StoredMessage)]
 async def create_conversation(connection: AsyncConnection, new: Conversation) -> None:
     """Insert a conversation. A title or a model name that is too long is truncated."""
     values = {**vars(new), "title": new.title and new.title[:MAX_TITLE_LENGTH], "model": new.model[:MAX_MODEL_LENGTH]}
+    values["updated_at"] = database_time(connection, new.updated_at)
     await connection.execute(insert(conversations).values(**values))
 
 
@@ -267,7 +268,8 @@ async def append_messages(
             del values["written_at"]
         await connection.execute(insert(messages).values(written_at=database_time(connection, now)), rows)
     size = conversation.size + sum(row.size for row in stored)
-    await update_conversation(connection, conversation.id, head_id=parent_id, updated_at=now, size=size)
+    written_at = database_time(connection, now)
+    await update_conversation(connection, conversation.id, head_id=parent_id, updated_at=written_at, size=size)
     return stored
 
 
@@ -294,7 +296,7 @@ async def update_message(
     await connection.execute(update(messages).where(messages.c.id == message.id).values(**values))
     grown = message.size - len(before.content) - len(before.items or "")
     size = conversations.c.size + grown
-    await update_conversation(connection, conversation_id, size=size, updated_at=now)
+    await update_conversation(connection, conversation_id, size=size, updated_at=database_time(connection, now))
     return True
 
 
@@ -309,7 +311,8 @@ async def delete_message(connection: AsyncConnection, conversation: Conversation
 
 async def delete_conversation(connection: AsyncConnection, user_id: str, conversation_id: str, now: datetime) -> bool:
     """Hide a conversation until it is purged. Return False if the user has no such conversation."""
-    statement = update(conversations).where(_own(user_id, conversation_id)).values(deleted_at=now)
+    deleted = {"deleted_at": database_time(connection, now)}
+    statement = update(conversations).where(_own(user_id, conversation_id)).values(deleted)
     return (await connection.execute(statement)).rowcount > 0
 
 

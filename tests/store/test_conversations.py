@@ -172,10 +172,10 @@ async def test_a_gateway_whose_clock_is_ahead_purges_nothing_too_early(chats, cl
 
 @pytest.mark.parametrize("kind", ["postgresql"])
 async def test_answers_of_a_gateway_whose_clock_is_behind_are_not_lost(url, clock, monkeypatch):
-    """Before the fix, other gateways showed them as those of a lost gateway while they ran."""
-    chats = ConversationStore(url, ConversationSettings())
+    """Before the fix, others showed them as those of a lost gateway, and deleted their conversation for its age."""
+    chats = ConversationStore(url, ConversationSettings(days=1, purge_days=1))
     with monkeypatch.context() as patch:
-        clock.now = utc_now() - timedelta(days=1)
+        clock.now = utc_now() - timedelta(days=3)
         patch.setattr("llmops.store.columns.utc_now", clock)
         behind = ConversationStore(url, ConversationSettings(), clock)
         talk = public_id(await behind.create(ANN, PAIR))
@@ -183,8 +183,10 @@ async def test_answers_of_a_gateway_whose_clock_is_behind_are_not_lost(url, cloc
         (row,) = await behind.append(ANN, talk, [running])
         assert await behind.save(ANN, talk, row)
         assert (await behind.read(ANN, talk)).messages[-1].status == "in_progress"
+        await behind.delete(ANN, public_id(await behind.create(ANN, PAIR)))
         await behind.close()
     assert (await chats.read(ANN, talk)).messages[-1].status == "in_progress"
+    assert await chats.prune() == 0
     await chats.close()
 
 
