@@ -30,12 +30,15 @@ _BITS = {
 
 
 def shard_files(folder: Path) -> list[str]:
-    """Return the weight files of a Hugging Face folder in the order of its index, or an empty list."""
+    """Return the weight files of a Hugging Face folder, or an empty list.
+
+    Like transformers, prefer model.safetensors to the files of an index.
+    """
+    if (folder / "model.safetensors").is_file():
+        return ["model.safetensors"]
     index = folder / INDEX_NAME
     if index.is_file():
         return _indexed_shards(folder, index)
-    if (folder / "model.safetensors").is_file():
-        return ["model.safetensors"]
     return sorted(path.name for path in folder.glob("*.safetensors"))
 
 

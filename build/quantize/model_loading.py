@@ -148,6 +148,12 @@ def load_model(checkpoint: Checkpoint) -> Any:
     if checkpoint.format == "gguf":
         return _from_gguf(checkpoint)
     kwargs: dict[str, Any] = {"device_map": "auto", "dtype": "auto"} if has_gpu() else {"dtype": torch.float32}
+    if (checkpoint.path / "adapter_config.json").exists():
+        raise CheckpointError(
+            f"{checkpoint.ref} has an adapter_config.json, by which transformers would change its weights; remove it."
+        )
+    # Without the argument, a pytorch_model.bin is read where no safetensors file has the usual name.
+    kwargs["use_safetensors"] = True
     hf_class = checkpoint.architecture.hf_class
     if with_encoders := hf_class == "Gemma3ForConditionalGeneration":
         hf_class = "Gemma3ForCausalLM"

@@ -5,6 +5,7 @@ import contextlib
 import json
 import math
 import os
+import pickle
 import resource
 import shutil
 import struct
@@ -403,6 +404,22 @@ def test_settings_that_do_not_fit_the_weights(tmp_path: Path, changes: dict[str,
     with pytest.raises(CheckpointError, match="and its configuration says"):
         build(BuildSpec(str(checkpoint), tmp_path / "engine"), SilentProgress())
     assert not (tmp_path / "engine").exists()
+
+
+def test_transformers_reads_no_other_model_beside_the_weights(tmp_path: Path) -> None:
+    """Before the fix, a build quantised pickled weights, whose reading can run code, and others than were checked."""
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", "llama")
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "missing.safetensors"}}))
+    assert open_folder(checkpoint, "x").weight_files == ("model.safetensors",)
+    (checkpoint / "model.safetensors.index.json").unlink()
+    (checkpoint / "adapter_config.json").write_text('{"base_model_name_or_path": "/elsewhere"}')
+    with pytest.raises(CheckpointError, match=r"has an adapter_config\.json"):
+        load_model(open_folder(checkpoint, "x"))
+    (checkpoint / "adapter_config.json").unlink()
+    (checkpoint / "model.safetensors").rename(checkpoint / "other.safetensors")
+    (checkpoint / "pytorch_model.bin").write_bytes(pickle.dumps({}))
+    with pytest.raises(CheckpointError, match=r"cannot be loaded by transformers \(.*no file named model\.safetensors"):
+        load_model(open_folder(checkpoint, "x"))
 
 
 def _broken_map() -> dict[str, object]:
