@@ -20,12 +20,12 @@ from llmops.clocks import CpuBudget
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Maximum number of characters that all steps of a rendering may write or copy together: many times
-#: the largest prompt.
-MAX_TOTAL_CHARACTERS = 1 << 27
+#: Maximum number of bytes that all steps of a rendering may write or copy together: many times the
+#: largest prompt. Bounds the memory of a rendering, which may keep all its values.
+MAX_TOTAL_BYTES = 1 << 27
 
-#: Maximum number of characters of a value: twice the default of `limits.prompt_bytes`. The slowest
-#: steps, such as the method `upper`, hold the GIL for a quarter of a second with such a text.
+#: Maximum number of characters of a value: twice the default of `limits.prompt_bytes`. A step that
+#: copies such a text holds the GIL for 10 to 50 ms.
 MAX_VALUE_CHARACTERS = 1 << 23
 
 #: Maximum number of times that a step may pad, indent or repeat a text. Bounds the work of a step
@@ -37,9 +37,10 @@ MAX_REPEATS = 1 << 20
 MAX_CLOCK_STEP = 0.25
 
 #: Number of characters that an element of a container counts for, in addition to its text.
-#: Approximates the memory of an object.
+#: Approximates the memory of an object. A list has at most MAX_VALUE_CHARACTERS / ELEMENT_SIZE
+#: elements, whose copy takes 2 ms.
 ELEMENT_SIZE = 32
-#: Number of characters that an element's slot counts for when its container is copied: a pointer.
+#: Number of bytes that an element's slot counts for when its container is copied: a pointer.
 _SLOT_SIZE = 8
 
 
@@ -49,7 +50,7 @@ class TemplateTimeoutError(jinja2.TemplateError):
 
 class _RenderBudget(threading.local):
     time = CpuBudget(float("inf"), MAX_CLOCK_STEP, thread_time)
-    characters = MAX_TOTAL_CHARACTERS
+    bytes_left = MAX_TOTAL_BYTES
 
 
 _budget = _RenderBudget()
@@ -59,17 +60,17 @@ def within_budget(seconds: float, work: Callable[P, T], *args: P.args, **kwargs:
     """Call `work` with a new budget and return the result.
 
     Args:
-        seconds: The CPU seconds of the budget, which also has MAX_TOTAL_CHARACTERS characters.
+        seconds: The CPU seconds of the budget, which also has MAX_TOTAL_BYTES bytes.
         work: The function to call.
         args: Positional arguments of `work`.
         kwargs: Keyword arguments of `work`.
     """
-    previous = _budget.time, _budget.characters
-    _budget.time, _budget.characters = CpuBudget(seconds, MAX_CLOCK_STEP, thread_time), MAX_TOTAL_CHARACTERS
+    previous = _budget.time, _budget.bytes_left
+    _budget.time, _budget.bytes_left = CpuBudget(seconds, MAX_CLOCK_STEP, thread_time), MAX_TOTAL_BYTES
     try:
         return work(*args, **kwargs)
     finally:
-        _budget.time, _budget.characters = previous
+        _budget.time, _budget.bytes_left = previous
 
 
 def check_time() -> None:
@@ -87,14 +88,14 @@ def check_loop_time(context: Any, value: None) -> None:
     check_time()
 
 
-def spend_characters(characters: int) -> None:
-    """Count characters that the rendering wrote.
+def spend_bytes(size: int) -> None:
+    """Count bytes that the rendering wrote.
 
     Raises:
-        SecurityError: The rendering has written more characters than its budget allows.
+        SecurityError: The rendering has written more bytes than its budget allows.
     """
-    _budget.characters -= characters
-    if _budget.characters < 0:
+    _budget.bytes_left -= size
+    if _budget.bytes_left < 0:
         raise SecurityError("the rendered text is too long")
 
 
@@ -104,7 +105,7 @@ def check_result_size(characters: int) -> None:
     Raises:
         SecurityError: The value would be too long.
     """
-    if characters > min(MAX_VALUE_CHARACTERS, _budget.characters):
+    if characters > min(MAX_VALUE_CHARACTERS, _budget.bytes_left):
         raise SecurityError("a text or list of the template is too long")
 
 
@@ -122,16 +123,21 @@ def checked_count(count: Any) -> int:
 
 
 def charge_value(value: Any) -> Any:
-    """Count the characters of a text, or the elements of a container, and return `value`."""
+    """Count the bytes of a text, or of a container without its elements, and return `value`.
+
+    Raises:
+        SecurityError: The rendering has written too much, or the container is too long.
+    """
     kind = type(value)
     if kind is str:
-        spend_characters(len(value))
+        spend_bytes(value.__sizeof__())
     elif kind is list or kind is tuple:
-        spend_characters(_SLOT_SIZE * len(value))
+        _check_value_size(ELEMENT_SIZE * len(value))
+        spend_bytes(_SLOT_SIZE * len(value))
     elif kind is dict:
-        spend_characters(2 * ELEMENT_SIZE * len(value))
+        spend_bytes(2 * ELEMENT_SIZE * len(value))
     elif isinstance(value, str):
-        spend_characters(len(value))
+        spend_bytes(value.__sizeof__())
     return value
 
 
@@ -193,12 +199,12 @@ def checked_value(value: Any) -> Any:
 
 
 def output_value(value: Any) -> Any:
-    """Return a value that the template writes, and count the characters of other values than text.
+    """Return a value that the template writes, and count the size of other values than text.
 
-    The characters of a text were counted when the text was created.
+    The bytes of a text were counted when the text was created.
     """
     if not isinstance(value, str):
-        spend_characters(text_size(value))
+        spend_bytes(text_size(value))
     return value
 
 
@@ -229,13 +235,11 @@ def timed_iteration(items: Iterable[Any]) -> Iterator[Any]:
 
 
 def join_texts(texts: Iterable[str]) -> str:
-    """Join `texts`, count the characters, and return the result.
+    """Join `texts`, count the bytes, and return the result.
 
     Raises:
         SecurityError: The result would be too long. It is not created.
     """
     parts = texts if isinstance(texts, list | tuple) else list(texts)
-    size = sum(map(len, parts))
-    check_result_size(size)
-    spend_characters(size)
-    return "".join(parts)
+    check_result_size(sum(map(len, parts)))
+    return str(charge_value("".join(parts)))

@@ -31,7 +31,7 @@ from llmops.gateway.text.render_budget import (
     checked_value,
     join_texts,
     output_value,
-    spend_characters,
+    spend_bytes,
     text_size,
     timed_elements,
     timed_iteration,
@@ -66,9 +66,18 @@ _ITERATING = frozenset(
 
 #: Filters and methods whose result, or work, can be much larger than their arguments.
 _GROWING = frozenset(
-    ["batch", "center", "format", "indent", "join", "ljust", "lstrip", "replace", "rjust", "round", "rstrip", "slice",
-     "strip", "sum", "title", "trim", "wordcount", "zfill"]
+    ["batch", "capitalize", "casefold", "center", "format", "indent", "join", "ljust", "lower", "lstrip", "replace",
+     "rjust", "round", "rsplit", "rstrip", "slice", "split", "splitlines", "strip", "sum", "swapcase", "title", "trim",
+     "upper", "wordcount", "zfill"]
 )  # fmt: skip
+
+#: Methods and filters that look up each character that is not ASCII. A text of the maximum size
+#: would hold the GIL for a third of a second.
+_CHANGING_CASE = frozenset(["capitalize", "casefold", "lower", "swapcase", "upper"])
+#: Number of characters of a result that such a character costs as much as.
+_CASE_COST = 8
+#: Separators of `str.splitlines`.
+_LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 
 #: Methods and filters that look for each character at the ends of a text in another text.
 _STRIPPING = frozenset(["lstrip", "rstrip", "strip", "trim"])
@@ -242,8 +251,8 @@ class LimitedSandbox(ImmutableSandboxedEnvironment):
                 _check_growth(obj.__name__, owner, *args, **kwargs)
         result = charge_value(super().call(context, obj, *args, **kwargs))
         if isinstance(owner, str) and isinstance(result, list | tuple):
-            # Each part is a new text, with 50 to 100 bytes besides its characters.
-            spend_characters(3 * ELEMENT_SIZE * len(result) + sum(map(len, result)))
+            # Each part is a new text.
+            spend_bytes(sum(part.__sizeof__() for part in result))
         return result
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
@@ -265,8 +274,7 @@ class _LimitedFormatter(SandboxedFormatter):
         check_time()
         check_result_size(text_size(value) + sum(map(_width, _NUMBER.findall(format_spec))))
         text = Formatter.format_field(self, value, format_spec)
-        spend_characters(len(text))
-        return str(text)
+        return str(charge_value(text))
 
     def convert_field(self, value: Any, conversion: Any) -> Any:
         return super().convert_field(checked_value(value), conversion)
@@ -344,6 +352,11 @@ def _check_growth(name: str, value: Any, /, *args: Any, **options: Any) -> None:
         raise SecurityError("a text of characters to strip is too long")
     if name in ("title", "wordcount"):
         check_result_size(ELEMENT_SIZE * text_size(value))  # both take the text apart
+    if name in _CHANGING_CASE and isinstance(value, str) and not value.isascii():
+        check_result_size(_CASE_COST * len(value))
+    if name in ("split", "rsplit", "splitlines"):
+        check_result_size(ELEMENT_SIZE * _part_count(name, value, *args, **options))
+        return
     added = sum(map(checked_count, given)) + sum(len(one) for one in given if isinstance(one, str))
     if name == "replace" and isinstance(value, str) and len(args) > 1 and isinstance(args[0], str):
         added = value.count(args[0]) * text_size(args[1])
@@ -358,6 +371,14 @@ def _check_growth(name: str, value: Any, /, *args: Any, **options: Any) -> None:
     check_result_size(text_size(value) + added)
 
 
+def _part_count(name: str, text: str, sep: Any = None, maxsplit: Any = -1, **_options: Any) -> int:
+    """Return an upper bound of the number of parts into which a method splits `text`."""
+    if name == "splitlines":
+        return 1 + sum(map(text.count, _LINE_ENDS))
+    count = text.count(sep) if isinstance(sep, str) and sep else len(text) // 2
+    return 1 + (min(count, maxsplit) if isinstance(maxsplit, int) and maxsplit >= 0 else count)
+
+
 def _check_product(factor: Any, count: Any) -> None:
     """Check the size of `factor * count` before it is computed.
 
@@ -367,7 +388,7 @@ def _check_product(factor: Any, count: Any) -> None:
     if not isinstance(count, int):
         return
     if isinstance(factor, str | list | tuple):
-        check_result_size(len(factor) * checked_count(count))
+        check_result_size(len(factor) * checked_count(count) * (1 if isinstance(factor, str) else ELEMENT_SIZE))
     elif isinstance(factor, int) and factor.bit_length() + count.bit_length() > _MAX_PRODUCT_BITS:
         raise SecurityError("a product in the template is too large")
 
