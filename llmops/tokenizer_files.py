@@ -105,12 +105,13 @@ def _check_model(model: dict[str, Any]) -> None:
 def _nested_characters(pieces: Sequence[str]) -> int:
     """Return the maximum number of characters of pieces that begin each other."""
     nested: list[str] = []
-    most = 0
+    characters = most = 0
     for piece in sorted(filter(None, pieces)):
         while nested and not piece.startswith(nested[-1]):
-            nested.pop()
+            characters -= len(nested.pop())
         nested.append(piece)
-        most = max(most, sum(map(len, nested)))
+        characters += len(piece)
+        most = max(most, characters)
     return most
 
 
