@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
-from llmops.build.checkpoint.file_checks import file_state, read_json, reject_changed_files
+from llmops.build.checkpoint.file_checks import file_state, read_json, reject_changed_files, reject_odd_settings
 from llmops.build.checkpoint.lora_adapters import AdapterCheckpoint, read_adapters
 from llmops.build.engine_folder.build_stages import link_file, link_tree
 from llmops.build.engine_folder.manifest_extras import PytorchExtra
@@ -211,7 +211,8 @@ class PytorchJob(NvidiaJob):
             with progress.stage("Linking the checkpoint"):
                 _link_checkpoint(self.checkpoint, model_dir)
                 if release_of(self.request.image.tensorrt_llm) < (1, 3):
-                    _name_as_transformers4(model_dir / "config.json")
+                    with reject_odd_settings(self.checkpoint.ref):
+                        _name_as_transformers4(model_dir / "config.json")
         else:
             folder, record = quantised_checkpoint(self.request, workdir / "tokenizer", progress)
             link_tree(folder / "checkpoint", model_dir)

@@ -334,6 +334,16 @@ def test_odd_numbers_of_a_decoder_are_one_sentence(folder: Path, name: str, valu
         open_folder(folder, "x", weights=False)
 
 
+@pytest.mark.parametrize("value", [1, "x", [1]], ids=str)
+def test_a_scaling_of_another_form_is_one_sentence(tmp_path: Path, value: object) -> None:
+    """Before the fix, a build for TensorRT-LLM 1.2 ended with a traceback."""
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", "llama")
+    rewrite(checkpoint / "config.json", rope_parameters={"full_attention": value})
+    with pytest.raises(CheckpointError, match="are malformed"):
+        build(BuildSpec(str(checkpoint), tmp_path / "engine", target="pytorch"), SilentProgress())
+    assert not (tmp_path / "engine").exists()
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1, 10**400], ids=["nan", "inf", "negative", "huge"])
 @pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
 def test_a_scaling_of_positions_by_no_number_is_one_sentence(folder: Path, name: str, value: float) -> None:
