@@ -125,7 +125,9 @@ def generate_repository(entries: Sequence[EngineEntry], output: Path) -> list[st
         # repository
         replace_folder(scratch, output)
     except OSError as error:
-        raise InputError(f"{output} cannot be written ({error.strerror}); choose another folder.") from error
+        # an error of copytree has the reasons of its files
+        reason = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror
+        raise InputError(f"{output} cannot be written ({reason}); choose another folder.") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return [folder.name for folder in folders]
