@@ -5,6 +5,7 @@ names the last message of the shown branch. Editing a message inserts a sibling,
 overwritten.
 """
 
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -220,9 +221,33 @@ async def _oldest_searched(connection: AsyncConnection, user_id: str) -> ScalarS
 
 async def read_messages(connection: AsyncConnection, conversation_id: str) -> Sequence[StoredMessage]:
     """Return the messages of all branches, in the order of writing."""
+    return await _read_messages(connection, conversation_id)
+
+
+async def find_messages(connection: AsyncConnection, conversation_id: str, item_id: str) -> Sequence[StoredMessage]:
+    """Return the messages that may have the item, in the order of writing.
+
+    Their own id is `item_id`, or the JSON of their items contains this id as a string.
+    """
+    position = func.instr if connection.dialect.name == "sqlite" else func.strpos
+    mentioned = position(messages.c["items"], json.dumps(item_id)) > 0
+    return await _read_messages(connection, conversation_id, or_(messages.c.item_id == item_id, mentioned))
+
+
+async def _read_messages(
+    connection: AsyncConnection, conversation_id: str, *conditions: ColumnElement[bool]
+) -> Sequence[StoredMessage]:
     columns = [machine_time(connection, one) if one.name == "written_at" else one for one in _MESSAGE]
-    statement = select(*columns).where(messages.c.conversation_id == conversation_id).order_by(messages.c.position)
-    return [StoredMessage(**row) for row in (await connection.execute(statement)).mappings()]
+    statement = select(*columns).where(messages.c.conversation_id == conversation_id, *conditions)
+    rows = await connection.execute(statement.order_by(messages.c.position))
+    return [StoredMessage(**row) for row in rows.mappings()]
+
+
+async def newest_children(connection: AsyncConnection, conversation_id: str) -> dict[str | None, str]:
+    """Return the id of the newest child of each message that has children, by the message's id."""
+    statement = select(messages.c.parent_id, messages.c.id).where(messages.c.conversation_id == conversation_id)
+    rows = await connection.execute(statement.order_by(messages.c.position))
+    return {row.parent_id: row.id for row in rows}
 
 
 async def lock_conversation(connection: AsyncConnection, user_id: str, conversation_id: str) -> Conversation | None:

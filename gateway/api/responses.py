@@ -211,7 +211,6 @@ class ResponsesEndpoints:
             after = _first_event(request)
             if isinstance(found, AnswerRun):
                 return json_response(_present(found)) if after is None else self._stream(request, found.read(after))
-            self._hold(request, found)
             if after is None:
                 return Response(found.response, media_type="application/json")
             entry = found.decoded()
@@ -242,11 +241,7 @@ class ResponsesEndpoints:
     async def input_items(self, request: Request) -> Response:
         """Return a page of the items of a response's input."""
         async with self._found(request) as found:
-            if isinstance(found, AnswerRun):
-                items = _form(found).items
-            else:
-                self._hold(request, found)
-                items = found.decoded().items
+            items = _form(found).items if isinstance(found, AnswerRun) else found.decoded().items
         return json_response(item_page(items, request.query_params))
 
     async def close(self) -> None:
@@ -254,19 +249,12 @@ class ResponsesEndpoints:
         await self._tasks.wait()
         await self._store.close()
 
-    def _hold(self, request: Request, row: ResponseRecord) -> None:
-        """Reserve memory for a reader of a stored response until the last byte is sent.
-
-        Raises:
-            UnavailableError: The gateway holds too much data of requests in memory already.
-        """
-        self._service.intake.hold(_COPIES_PER_READER * row.size, context_of(request))
-
     @asynccontextmanager
     async def _found(self, request: Request, live: bool = False) -> AsyncIterator[AnswerRun | ResponseRecord]:
         """Yield the requested response: the running answer, or the row in the store.
 
-        The request counts as a reader of a running answer until the block ends.
+        The request counts as a reader of a running answer until the block ends, and holds the
+        memory of a row until the last byte is sent.
 
         Args:
             request: The request, whose path names the response.
@@ -275,7 +263,7 @@ class ResponsesEndpoints:
         Raises:
             NotFoundError: The caller has no such response.
             UnavailableError: Another gateway may have the response, and Redis or the store cannot
-                be reached.
+                be reached, or the gateway holds too much data of requests in memory already.
         """
         response_id, owner = _response_id(request), _owner(request)
         row, run = None, await self._in_progress(response_id, owner, live)
@@ -291,6 +279,7 @@ class ResponsesEndpoints:
         elif row is None:
             raise _not_found(response_id)
         else:
+            self._service.intake.hold(_COPIES_PER_READER * row.size, context_of(request))
             yield row if not row.running or row.age < LOST_RUN_TIMEOUT else await self._lost(row)
 
     async def _in_progress(self, response_id: str, owner: str, live: bool) -> AnswerRun | None:
@@ -354,15 +343,7 @@ class ResponsesEndpoints:
         # it.
         from llmops.gateway.conversations.conversation_turn import ResponseTurn
 
-        store = await self._conversations()
-        try:
-            conversation = await store.read(
-                context.caller, conversation_id, hold=lambda size: self._service.intake.hold(size, context)
-            )
-        except NotFoundError as error:
-            error.param = "conversation"
-            raise
-        return ResponseTurn(store, context.caller, conversation)
+        return ResponseTurn(await self._conversations(), context.caller, conversation_id)
 
     def _is_to_be_stored(
         self, body: ResponsesRequest, own: list[Item], builder: ResponseBuilder, context: RequestContext
@@ -414,7 +395,11 @@ class ResponsesEndpoints:
         """
         intake, owner = self._service.intake, context.caller.owner
         stored = StoredContext(self._store, owner, intake.limits, lambda size: intake.hold(size, context))
-        before = turn.items if turn is not None else []
+        try:
+            before = await turn.items(lambda size: intake.hold(size, context)) if turn is not None else []
+        except NotFoundError as error:
+            error.param = "conversation"
+            raise
         items = [*before, *await stored.items(own, body.previous_response_id)]
         with translated_errors(translate_error_fields):
             chat = validate_body(ChatRequest, to_chat_request(body, items, tools))

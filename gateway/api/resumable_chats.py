@@ -560,11 +560,13 @@ class ResumableChats:
             return _keep_saved
         add = None
         if form.response.get("conversation") is not None:
+            from llmops.gateway.conversations.conversation_store import public_id
             from llmops.gateway.conversations.conversation_turn import ResponseTurn
 
             store = await self._conversations()
             with suppress(NotFoundError):
-                add = ResponseTurn(store, caller, await store.read(caller, form.response["conversation"]["id"])).add
+                conversation = await store.find(caller, form.response["conversation"]["id"])
+                add = ResponseTurn(store, caller, public_id(conversation)).add
         saver = ResponseSaver(self._responses, add, caller.group)
         return BackgroundSaver(caller.owner, form, saver, taken_over=True).save
 

@@ -260,12 +260,17 @@ class ConversationStore:
             NotFoundError: The caller has no such conversation, or the conversation has no such
                 message.
         """
-        branch = await self.read(caller, conversation_id)
-        head = _message(branch.every, item_id)
-        newest = {message.parent_id: message for message in branch.every}
-        while head.id in newest:
-            head = newest[head.id]
-        await self.change(caller, conversation_id, head_id=head.id)
+        key, user = row_id(conversation_id), owner_id(caller)
+
+        async def work(connection: AsyncConnection) -> None:
+            _require_found(await table.lock_conversation(connection, user, key), conversation_id)
+            head = (await self._message(connection, key, item_id)).id
+            newest = await table.newest_children(connection, key)
+            while head in newest:
+                head = newest[head]
+            await table.update_conversation(connection, key, head_id=head)
+
+        await self._database.write(work, user)
 
     async def delete(self, caller: Caller, conversation_id: str) -> None:
         """Mark a conversation as deleted; its rows are purged later.
@@ -298,14 +303,27 @@ class ConversationStore:
 
         async def work(connection: AsyncConnection) -> Sequence[StoredMessage]:
             conversation = _require_found(await table.lock_conversation(connection, user, key), conversation_id)
-            head = conversation.head_id
-            if after is not None:
-                head = _head(conversation, await table.read_messages(connection, key), after)
+            head = await self._head(connection, conversation, after)
             if conversation.title is None and (title := make_title(messages)):
                 await table.update_conversation(connection, key, title=title)
             return await self._append(connection, conversation, head, messages)
 
         return await self._database.write(work, user)
+
+    async def message(self, caller: Caller, conversation_id: str, item_id: str) -> StoredMessage:
+        """Return the message that has the item `item_id`.
+
+        Raises:
+            NotFoundError: The caller has no such conversation, or the conversation has no such
+                item.
+        """
+        key, user = row_id(conversation_id), owner_id(caller)
+
+        async def work(connection: AsyncConnection) -> StoredMessage:
+            _require_found(await table.find_conversation(connection, user, key), conversation_id)
+            return self._settled(await self._message(connection, key, item_id))
+
+        return await self._read_long(caller, work)
 
     async def save(self, caller: Caller, conversation_id: str, message: StoredMessage) -> bool:
         """Store the current state of a message.
@@ -328,7 +346,7 @@ class ConversationStore:
 
         async def work(connection: AsyncConnection) -> Conversation:
             conversation = _require_found(await table.lock_conversation(connection, user, key), conversation_id)
-            message = _message(await table.read_messages(connection, key), item_id)
+            message = await self._message(connection, key, item_id)
             left = [item for item in message_items(message) if item["id"] != item_id]
             if left:
                 kept = replace(message, items=json.dumps(left), content=searchable_text(left))
@@ -471,7 +489,19 @@ class ConversationStore:
         self, connection: AsyncConnection, conversation: Conversation, after: str | None = None
     ) -> Branch:
         every = [self._settled(one) for one in await table.read_messages(connection, conversation.id)]
-        return Branch(conversation, branch_path(every, _head(conversation, every, after)), every)
+        return Branch(conversation, branch_path(every, await self._head(connection, conversation, after)), every)
+
+    async def _head(self, connection: AsyncConnection, conversation: Conversation, after: str | None) -> str | None:
+        if after is None:
+            return conversation.head_id
+        return (await self._message(connection, conversation.id, after)).id if after else None
+
+    async def _message(self, connection: AsyncConnection, key: str, item_id: str) -> StoredMessage:
+        # The ids of stored items are printable, and PostgreSQL refuses some texts that are not.
+        for message in await table.find_messages(connection, key, item_id) if item_id.isprintable() else ():
+            if message.item_id == item_id or any(item["id"] == item_id for item in message_items(message)):
+                return message
+        raise NotFoundError(f"The conversation has no item with id '{item_id}'; send the id of one of its items.")
 
 
 def owner_id(caller: Caller) -> str:
@@ -566,19 +596,6 @@ def branch_path(every: Sequence[StoredMessage], head_id: str | None) -> list[Sto
         path.append(known.pop(head_id))
         head_id = path[-1].parent_id
     return path[::-1]
-
-
-def _head(conversation: Conversation, every: Sequence[StoredMessage], after: str | None) -> str | None:
-    if after is None:
-        return conversation.head_id
-    return _message(every, after).id if after else None
-
-
-def _message(every: Sequence[StoredMessage], item_id: str) -> StoredMessage:
-    for message in every:
-        if message.item_id == item_id or any(item["id"] == item_id for item in message_items(message)):
-            return message
-    raise NotFoundError(f"The conversation has no item with id '{item_id}'; send the id of one of its items.")
 
 
 def _require_found(conversation: Conversation | None, conversation_id: str) -> Conversation:

@@ -194,11 +194,8 @@ class StoredAnswer:
     ) -> StoredAnswer | None:
         """Return the message that another gateway began to fill, or None if it was deleted."""
         try:
-            branch = await store.read(caller, reference.conversation_id)
+            row = await store.message(caller, reference.conversation_id, reference.item_id)
         except NotFoundError:
-            return None
-        row = next((one for one in branch.every if one.item_id == reference.item_id), None)
-        if row is None:
             return None
         found = cls(store, caller, reference.conversation_id, row, price)
         found.reference = reference
@@ -233,13 +230,16 @@ class StoredAnswer:
 class ResponseTurn:
     """A response of the Responses API that belongs to a conversation.
 
-    Attributes:
-        items: The items of the conversation's current branch.
+    A response in the background keeps its turn until it ends, so a turn has no messages.
     """
 
-    def __init__(self, store: ConversationStore, caller: Caller, branch: Branch) -> None:
-        self._store, self._caller, self._branch = store, caller, branch
-        self.items = [item for message in _finished_messages(branch.messages) for item in message_items(message)]
+    def __init__(self, store: ConversationStore, caller: Caller, conversation_id: str) -> None:
+        self._store, self._caller, self._conversation_id = store, caller, conversation_id
+
+    async def items(self, hold: Callable[[int], None]) -> list[dict[str, Any]]:
+        """Return the items of the conversation's current branch, as `ConversationStore.read` does."""
+        branch = await self._store.read(self._caller, self._conversation_id, hold=hold)
+        return [item for message in _finished_messages(branch.messages) for item in message_items(message)]
 
     async def add(self, entry: StoredResponse) -> None:
         """Add the input and the output of an ended response to the conversation."""
@@ -258,7 +258,7 @@ class ResponseTurn:
                 model=response["model"],
             )
             rows.append(answer)
-        await self._store.append(self._caller, public_id(self._branch.conversation), rows)
+        await self._store.append(self._caller, self._conversation_id, rows)
 
 
 def answer_run_id(message: StoredMessage) -> str | None:

@@ -34,7 +34,8 @@ _MAX_CALLERS = 10_000
 class ReadLimit(Check):
     """A check that limits each caller to `rate` requests per second that generate nothing.
 
-    The limit applies to all methods except POST, and to cancellations.
+    The limit applies to all methods except POST, to cancellations, and to changes of the visible
+    branch, which are answered with a whole conversation.
     """
 
     def __init__(self, rate: float) -> None:
@@ -44,7 +45,7 @@ class ReadLimit(Check):
         self._open: dict[str, set[RequestContext]] = {}
 
     def applies_to(self, method: str, route: str) -> bool:
-        return (method != "POST" or route.endswith("/cancel")) and route not in _SHARED
+        return (method != "POST" or route.endswith(("/cancel", "/branch"))) and route not in _SHARED
 
     async def before(self, scope: Scope, context: RequestContext) -> None:
         """Count a request that generates nothing.
@@ -65,13 +66,13 @@ class ReadLimit(Check):
         if name not in self._full_at and len(self._full_at) >= _MAX_CALLERS:
             self._full_at.clear()
         self._full_at[name] = full_at
-        if scope["method"] != "GET":
+        if scope["method"] != "GET" and not context.route.endswith("/branch"):
             return  # This request ends soon, and may cancel an answer that the open reads follow.
         reads = self._open.setdefault(name, set())
         if len(reads) >= MAX_OPEN_READS:
             raise RateLimitError(
-                f"{MAX_OPEN_READS} GET requests of this caller are open, which is the limit; close some of them, and "
-                "try again.",
+                f"{MAX_OPEN_READS} requests of this caller that read are open, which is the limit; close some of them, "
+                "and try again.",
                 retry_after=1.0,
             )
         reads.add(context)

@@ -1,5 +1,6 @@
 """Small requests that name large stored responses, and owners that push out each other's."""
 
+import gc
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +14,11 @@ from llmops.gateway.conversations.sql_responses import SqlResponses
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.http.middleware import Check
 from llmops.gateway.interfaces import Caller
+from llmops.store.conversations import StoredMessage
 from tests.attacks.harness import Engine, Gateway, Neighbour, max_growth, record, scaled
 from tests.attacks.test_conversations import GROWTH, NEIGHBOUR_P95, caller
 from tests.support.gateway_stack import running
+from tests.support.scripted_triton import Step
 from tests.support.waiting import eventually
 
 
@@ -115,6 +118,19 @@ async def test_a_response_names_no_conversation_that_lacks_it(card, tokenizer, t
             stored = (await stack.client.get(f"/v1/responses/{one['id']}")).json()
             assert (stored["conversation"], stored["store"]) == (None, True)
         assert (whole["conversation"], last["conversation"]) == (None, None)
+
+
+async def test_a_response_in_the_background_keeps_no_messages_of_its_conversation(card, tokenizer, tmp_path) -> None:
+    """Before the fix, each running response had the whole conversation in memory, which counted against nothing."""
+    async with running(card, tokenizer, store=f"sqlite:///{tmp_path}/store.db", open=True) as stack:
+        stack.say("42", Step(hang=True))
+        item = {"type": "message", "role": "user", "content": "hi"}
+        made = await stack.client.post("/v1/conversations", json={"items": [item]})
+        body = {"model": "tiny", "input": "What is it?", "conversation": made.json()["id"], "background": True}
+        assert (await stack.client.post("/v1/responses", json=body)).status_code == 200
+        await eventually(lambda: stack.triton.active == 1)
+        gc.collect()
+        assert not [one for one in gc.get_objects() if type(one) is StoredMessage]
 
 
 def away(monkeypatch, fails: Callable[[ResponseRecord], bool]) -> None:

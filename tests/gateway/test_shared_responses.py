@@ -72,6 +72,23 @@ async def test_cancel_reaches_the_gateway_that_generates(pair):
         assert (await pair.ask(index, "GET", f"/{running['id']}")).json() == stopped.json()
 
 
+async def test_cancellations_that_wait_count_against_the_held_bytes(card, tokenizer, tmp_path):
+    """Before the fix, each had the whole response in memory, uncounted, while it waited for the other gateway."""
+    own = {"store": f"sqlite:///{tmp_path}/store.db", "open": True}
+    bounded = {**own, "limits": {"held_bytes": 20_000}}
+    async with (
+        running(card, tokenizer, **own) as stack,
+        serving(GatewaySettings(triton=stack.triton.address, **bounded)) as (other, _),
+    ):
+        pair = Pair(stack, other)
+        pair.say("Hello world! How are you? ", Step(hang=True))
+        running_one = await pair.create(0, background=True, metadata={f"{at}": "x" * 500 for at in range(10)})
+        cancels = [pair.ask(1, "POST", f"/{running_one['id']}/cancel") for _ in range(5)]
+        statuses = {answer.status_code for answer in await asyncio.gather(*cancels)}
+        assert statuses == {200, 503}
+        await pair.idle()
+
+
 async def test_a_response_that_another_gateway_deletes_ends_and_stays_deleted(pair, caplog):
     caplog.set_level("INFO")
     pair.say("Hello world! How are you? ", Step(hang=True))

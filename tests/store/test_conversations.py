@@ -14,7 +14,7 @@ from llmops.clocks import utc_now
 from llmops.control.retention import prune_expired
 from llmops.gateway.conversations.conversation_store import COPIES, ConversationStore, public_id
 from llmops.gateway.conversations.purge import PurgeTask
-from llmops.gateway.errors import RateLimitError
+from llmops.gateway.errors import NotFoundError, RateLimitError
 from llmops.gateway.interfaces import Caller
 from llmops.gateway.settings import ConversationSettings
 from llmops.store import conversations as table
@@ -136,6 +136,30 @@ async def test_tenants_take_turns_to_read_conversations(chats, monkeypatch):
     made = [await chats.create(one) for one in owners]
     await asyncio.gather(*(chats.read(one, public_id(own)) for one, own in zip(owners, made, strict=True)))
     assert order.index(made[-1].id) <= 3
+
+
+async def test_an_item_is_found_by_its_id_without_the_texts_of_other_messages(chats, monkeypatch):
+    """Before the fix, a change of the branch held the whole conversation while it waited to write."""
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"a": "é\\"}'}
+    items = json.dumps([{"id": "fc_1", **call}, {"id": 'fc"é\\', **call}])
+    texts = [{"item_id": f"msg_{at}", "content": f'"fc_1" {at}' * 1000, "role": "user"} for at in range(3)]
+    new = [*(NewMessage(**one) for one in texts), NewMessage(item_id="fc_2", role="assistant", content="", items=items)]
+    own = public_id(await chats.create(ANN, new))
+    with monkeypatch.context() as patched:
+        patched.setattr(table, "read_messages", Mock(side_effect=AssertionError))
+        found = [(await chats.message(ANN, own, one)).item_id for one in ("msg_1", "fc_1", 'fc"é\\', "fc_2")]
+        assert found == ["msg_1", "fc_2", "fc_2", "fc_2"]
+        for unknown in ("fc_", "", "user", "é\\", "\0", "\ud800", "x" * 200):
+            with pytest.raises(NotFoundError):
+                await chats.message(ANN, own, unknown)
+        await chats.append(ANN, own, [NewMessage(item_id="msg_3", role="user", content="Hm.")], after="msg_0")
+        await chats.show_branch(ANN, own, "msg_1")
+        await chats.remove(ANN, own, "fc_1")
+    assert [one.item_id for one in (await chats.read(ANN, own)).messages] == ["msg_0", "msg_1", "msg_2", "fc_2"]
+    await chats.show_branch(ANN, own, "msg_0")
+    read = await chats.read(ANN, own)
+    assert [one.item_id for one in read.messages] == ["msg_0", "msg_3"]
+    assert [item["id"] for one in read.every for item in json.loads(one.items or "[]")] == ['fc"é\\']
 
 
 @pytest.mark.parametrize("text", [None, "fox"])
