@@ -100,7 +100,7 @@ def parse_json(raw: bytes | bytearray | str) -> Any:
         value = json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    level = [[value]]
+    level: list[dict[str, Any] | list[Any]] = [[value]]
     for _ in range(MAX_JSON_DEPTH + 1):
         inner = (one.values() if isinstance(one, dict) else one for one in level)
         level = [value for values in inner for value in values if isinstance(value, (dict, list))]

@@ -349,7 +349,8 @@ class ConversationStore:
             message = await self._message(connection, key, item_id)
             left = [item for item in message_items(message) if item["id"] != item_id]
             if left:
-                kept = replace(message, items=json.dumps(left), content=searchable_text(left))
+                own = message.item_id if message.item_id != item_id else left[-1]["id"]
+                kept = replace(message, item_id=own, items=json.dumps(left), content=searchable_text(left))
                 await table.update_message(connection, key, kept, now)
             else:
                 await table.delete_message(connection, conversation, message)

@@ -162,6 +162,17 @@ async def test_an_item_is_found_by_its_id_without_the_texts_of_other_messages(ch
     assert [item["id"] for one in read.every for item in json.loads(one.items or "[]")] == ['fc"é\\']
 
 
+async def test_a_message_without_its_last_item_has_the_id_of_the_one_before(chats):
+    """Before the fix, GET of the deleted item answered 500."""
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+    items = json.dumps([{"id": "fc_1", **call}, {"id": "fc_2", **call}])
+    own = public_id(await chats.create(ANN, [NewMessage(item_id="fc_2", role="assistant", content="", items=items)]))
+    await chats.remove(ANN, own, "fc_2")
+    with pytest.raises(NotFoundError):
+        await chats.message(ANN, own, "fc_2")
+    assert (await chats.message(ANN, own, "fc_1")).item_id == "fc_1"
+
+
 @pytest.mark.parametrize("text", [None, "fox"])
 async def test_a_page_of_the_list_is_read_in_the_order_of_its_index(store, text):
     """A page of 10,000 conversations reads its own rows only, and sorts none."""
