@@ -52,7 +52,9 @@ def connect(url: str, timeout: float, connect_timeout: float, **options: Any) ->
 async def reconnect(client: Redis) -> None:
     """Close the client's connections, so that the next command makes a new one.
 
-    After a failover, an old connection is to a server that refuses to write.
+    After a failover, an old connection is to a server that refuses to write. Connections in use
+    stay open, because the library raises an AttributeError in a command that is connecting. A
+    client of a single connection must run no command meanwhile.
     """
     with suppress(*FAILURES):
-        await client.connection_pool.disconnect()
+        await client.connection_pool.disconnect(inuse_connections=client.single_connection_client)

@@ -318,7 +318,8 @@ class RedisLimiter(Limiter):
         """
         is_first = not self._epoch
         while not await self._answers() or await self._call([], restore=True) is None:
-            await reconnect(self._client)
+            async with self._calling:
+                await reconnect(self._client)
             await asyncio.sleep(RETRY_INTERVAL)
         if self._trouble:
             log.warning(

@@ -21,10 +21,11 @@ from llmops.gateway.ratelimit.memory import MAX_RECORDS, InMemoryLimiter
 from llmops.gateway.ratelimit.quotas import CallerLimits
 from llmops.gateway.ratelimit.rate_limit_check import create_limit_check
 from llmops.gateway.ratelimit.redis import RedisLimiter
+from llmops.gateway.redis_client import connect, reconnect
 from llmops.gateway.settings import GatewaySettings, Quotas
 from tests.limits.conftest import PATIENCE, shared, until_up
 from tests.support.tcp_proxy import TcpProxy
-from tests.support.waiting import Clock, eventually
+from tests.support.waiting import GENEROUS, Clock, eventually
 
 ATTEMPTS = 4_000
 
@@ -127,6 +128,18 @@ async def test_a_failover_to_a_replica_is_followed(valkey, redis_url, prefix):
             await eventually(lambda: checkpoints.up)
             assert (await limiter.reserve(bounds, [LimitRequest(1)])).by is limiter
         await checkpoints.close()
+
+
+async def test_calls_go_on_while_a_failover_is_followed(redis_url, prefix):
+    """Before the fix, their connections were closed too, and a call that was connecting ended its task."""
+    client = connect(redis_url, GENEROUS, GENEROUS)
+    call = asyncio.create_task(client.blpop([prefix], GENEROUS))
+    with Redis.from_url(redis_url) as other:
+        await eventually(lambda: any(one["cmd"] == "blpop" for one in other.client_list()))
+        await reconnect(client)
+        other.rpush(prefix, "value")
+    assert (await call)[1] == b"value"
+    await client.aclose()
 
 
 async def test_a_rate_below_one_per_gateway_is_neither_exceeded_nor_zero(valkey, prefix):
