@@ -513,10 +513,10 @@ class ResumableChats:
         found its models, and all slots may be in use.
         """
         deadline = asyncio.get_running_loop().time() + ADOPTION_TIMEOUT
-        save = await self._saving(record)
         while True:
             deltas = AnswerLog()
             try:
+                save = await self._saving(record)
                 generation = ChatGeneration(self._service, body, self._model(record), run_id, context)
                 replay = partial(replay_batches, batches=begun.batches, log=deltas)
                 answer = await generation.continue_answer(begun, replay, checkpoint.add)
@@ -555,9 +555,10 @@ class ResumableChats:
         return _keep_saved if stored.is_over else stored.save
 
     async def _saving_response(self, caller: Caller, form: BackgroundFormat) -> Callable[[ChatRun], Awaitable[bool]]:
-        known = await self._responses.find(form.response["id"], caller.owner)
-        if known is not None and not known.running:
-            return _keep_saved
+        with suppress(UnavailableError):
+            known = await self._responses.find(form.response["id"], caller.owner)
+            if known is not None and not known.running:
+                return _keep_saved
         add = None
         if form.response.get("conversation") is not None:
             from llmops.gateway.conversations.conversation_store import public_id

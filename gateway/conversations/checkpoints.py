@@ -215,6 +215,8 @@ class AnswerCheckpoint:
 
         An empty record stands for an answer that was taken over, whose record Redis has already.
         """
+        if record and self._store.writes(self.id):
+            return  # This answer continues one whose end Redis does not have yet.
         if len(record) <= MAX_RECORD_BYTES and self._store.hold_record(self.id, len(record)):
             self._record_bytes = len(record)
             self._record, self.registered, self._is_taken_over = record, True, not record
@@ -350,6 +352,10 @@ class CheckpointStore:
         else:
             self._answers[one.id] = one
             self.changed(one)
+
+    def writes(self, answer_id: str) -> bool:
+        """Return True if Redis still has to receive an answer of this gateway with this id."""
+        return answer_id in self._answers or answer_id in self._waiting
 
     def withdraw(self, one: AnswerCheckpoint) -> bool:
         """Forget an answer that waits for Redis. Return False if Redis may have the answer."""

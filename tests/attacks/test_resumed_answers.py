@@ -9,6 +9,9 @@ from redis import Redis
 from sqlalchemy import select
 
 from llmops.gateway.conversations.checkpoints import PREFIX, CheckpointStore
+from llmops.gateway.conversations.conversation_turn import StoredAnswer
+from llmops.gateway.conversations.sql_responses import SqlResponses
+from llmops.gateway.errors import UnavailableError
 from llmops.gateway.generation.chat_generation import ChatGeneration
 from llmops.gateway.interfaces import UsageOwner
 from llmops.gateway.settings import GatewaySettings
@@ -469,3 +472,56 @@ async def test_a_valkey_restored_from_a_snapshot_changes_no_answer_that_has_ende
             await eventually(lambda: all(client.hget(key, "end") for key in client.keys("*:answer:*")))
         assert await stored() == ended
     assert await billed(settings) == {reader.run: 40 for reader in readers}
+
+
+async def test_an_end_that_redis_has_not_is_written_before_its_continuation(valkey, monkeypatch):
+    """Before the fix, the continuation took its place, and another gateway generated the ended answer again."""
+    store = CheckpointStore(valkey.url, 0.5)
+    await store.start(lambda _: None)
+    ended = store.checkpoint("of:answer")
+    ended.register(b"record")
+    assert await ended.is_owned()
+
+    async def away(*_, **__):
+        raise OSError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_write", away)
+        ended.add([1], None)
+        await eventually(lambda: not store.up)
+        assert await ended.finish(b"{}")
+        store.checkpoint("of:answer").register(b"continuation")
+    await eventually(lambda: store.up)
+    await store.close()
+    with Redis.from_url(valkey.url) as client:
+        assert client.hget(f"{PREFIX}:answer:of:answer", "end") == b"{}"
+
+
+async def test_answers_go_on_elsewhere_although_their_store_is_away(told, valkey, tmp_path, monkeypatch):
+    """Before the fix, the gateway that had taken them over gave them up."""
+    told.wait = 0.03
+    settings = shared(told, valkey, tmp_path, "0.5s")
+    found = [SqlResponses.find, StoredAnswer.find]
+
+    async def away(*_):
+        raise UnavailableError("away")
+
+    async def away_once(*_):
+        monkeypatch.setattr(StoredAnswer, "find", found[1])
+        raise UnavailableError("away")
+
+    async with serving(settings) as (other, _):
+        async with serving(settings) as (one, _):
+            talk = (await one.post("/api/conversations", json={})).json()["id"]
+            readers = [ResumingReader("Where is it?", conversation_id=talk), BackgroundReader("When?")]
+            for reader in readers:
+                await reader.read(one, 5)
+            asked = len(told.triton.requests)
+            monkeypatch.setattr(SqlResponses, "find", away)
+            monkeypatch.setattr(StoredAnswer, "find", away_once)
+        await eventually(lambda: len(told.triton.requests) == asked + 2)
+        monkeypatch.setattr(SqlResponses, "find", found[0])
+        assert [await one.whole(other) for one in readers] == [told.text("Where is it?"), told.text("When?")]
+        message = (await other.get(f"/api/conversations/{talk}")).json()["messages"][-1]
+        response = (await other.get(f"/v1/responses/{readers[1].run}")).json()
+        assert [message["status"], response["status"]] == ["completed"] * 2
