@@ -20,8 +20,8 @@ _CHART_FIELDS = {"Timeouts": ("drain",), "UsageSettings": ("outbox", "bytes")}
 
 #: Names of pools and builds become parts of object names, whose rules are those of DNS labels.
 LABEL = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
-#: Names that no pool may have, because the gateway and control have objects with these names.
-RESERVED_POOLS = ("gateway", "control")
+#: Names that no pool may have, because other objects of the chart have these names.
+RESERVED_POOLS = ("gateway", "gateway-each", "engines", "control")
 
 _Name = Annotated[str, Field(pattern=r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$")]
 _Path = Annotated[str, Field(pattern=r"^/[^\s]*[^\s/]$")]

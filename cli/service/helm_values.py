@@ -81,6 +81,13 @@ def make_helm_values(
         folder = PurePosixPath(cluster.mounted, name)
         engines[names[name]] = _pool(name, model, folder / "repository", plans.get(name), sizes[name])
         builds[names[name]] = _build(loaded, name, folder, engines[names[name]]["gpus"], sizes[name])
+    for name, pool in names.items():
+        for other, taken in names.items():
+            if engines[pool].get("nodes", 1) > 1 and re.fullmatch(rf"{pool}-\d+", taken):
+                raise InputError(
+                    f"The model {name} has several nodes, so the pools {pool} and {taken} would have pods of the same "
+                    f"name: rename {name} or {other}."
+                )
     groups = [dict(group) for found in plans.values() for group in found.groups]
     values = {
         **({"image": dict(cluster.images)} if cluster.images else {}),
@@ -104,7 +111,7 @@ def _pool_names(models: Mapping[str, ModelSection]) -> dict[str, str]:
             raise InputError(
                 f"The model {name} would be the pool {pool!r}, which cannot name objects of Kubernetes: use a name of "
                 f"at most 40 letters, digits, dots and dashes that begins and ends with a letter or digit, other than "
-                f"{' and '.join(RESERVED_POOLS)}."
+                f"{', '.join(RESERVED_POOLS)}."
             )
         if pool in found.values():
             other = next(one for one, taken in found.items() if taken == pool)

@@ -76,6 +76,13 @@ REFUSED: list[tuple[dict, str]] = [
     (ALONE, "there is nothing to serve: name a pool in engines"),
     ({**ALONE, "engines": {"a": {}}}, "repository"),
     ({**ALONE, "engines": {"a": {**ONE, "nodes": 2}}}, "engines.a has several nodes, which needs leaderScript"),
+    # before the fix, the leader of `a` could run commands in the pod a-0-1 of the pool `a-0`
+    ({**KEYS, "engines": {"a": SEVERAL, "a-0": ONE}}, "engines.a has several nodes, so pods of the pools a and a-0"),
+    (
+        {**KEYS, "engines": {"a": {**ONE, "version": True}, "a-version": SEVERAL}},
+        "engines.a-version has several nodes, so its Service and that of the new version",
+    ),
+    ({**KEYS, "engines": {"engines": SEVERAL}}, "engines"),
     ({**KEYS, "kafka": {"servers": "k:9092"}}, "usage events on Kafka are signed: set secrets.signing.name"),
     ({**KEYS, "kafka": {"servers": "k:9092", "user": "u"}}, "kafka.user needs a password: set secrets.kafka.name"),
     (

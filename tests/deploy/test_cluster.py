@@ -228,7 +228,8 @@ SECRETS: dict[str, dict] = {
         ({"m": {}}, {"redis": "unix:///run/valkey.sock"}, "gateway.redis is a file or socket of one machine"),
         ({"a.b": {}, "a-b": {}}, {}, "The models a-b and a.b would both be the pool a-b"),
         ({"llama 8b": {}}, {}, "The model llama 8b would be the pool 'llama 8b'"),
-        ({"control": {}}, {}, "other than gateway and control"),
+        ({"control": {}}, {}, "other than gateway, gateway-each, engines, control"),
+        ({"a": {"build": {"target": "tensorrt", "tp": 8, "pp": 2}}, "a.0": {}}, {}, "the pools a and a-0 would have"),
         ({"m": {"build": {"target": "openvino"}}}, {}, "m has the build target openvino"),
         *(({"m": {}}, one, f"gateway.{name}: its URL has a user, a query or a") for name, one in SECRETS.items()),
         # before the fix they answered everyone, and billed no one

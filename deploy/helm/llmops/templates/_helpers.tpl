@@ -133,6 +133,14 @@ runtimeClassName: {{ . }}
 {{- $place := printf "engines.%s" $name }}
 {{- if not (hasPrefix (printf "%s/" $root.Values.storage.mountPath) $pool.repository) }}{{ fail (printf "%s.repository is %s, and pods see only files below storage.mountPath (%s): move the repository there" $place $pool.repository $root.Values.storage.mountPath) }}{{ end }}
 {{- if and (gt (int (default 1 $pool.nodes)) 1) (not $pool.leaderScript) }}{{ fail (printf "%s has several nodes, which needs leaderScript: set it to the leader.sh of `llmops serve REPOSITORY --export lws`" $place) }}{{ end }}
+{{- if gt (int (default 1 $pool.nodes)) 1 }}
+{{- range $other, $_ := $root.Values.engines }}
+{{- /* A LeaderWorkerSet names its pods NAME-NUMBER and NAME-NUMBER-NUMBER, and its workers' StatefulSets NAME-NUMBER. */ -}}
+{{- if regexMatch (printf "^%s-[0-9]+$" $name) $other }}{{ fail (printf "%s has several nodes, so pods of the pools %s and %s would have the same names: rename one of the two" $place $name $other) }}{{ end }}
+{{- /* A LeaderWorkerSet creates a Service with its own name. */ -}}
+{{- if and (eq $name (printf "%s-version" $other)) (dig "version" false (get $root.Values.engines $other)) }}{{ fail (printf "%s has several nodes, so its Service and that of the new version in the pool %s would have the same name: rename one of the two" $place $other) }}{{ end }}
+{{- end }}
+{{- end }}
 {{- include "llmops.requests" (dict "place" $place "part" $pool) }}
 {{- include "llmops.bounds" (dict "place" $place "scaling" (default dict $pool.autoscaling) "min" 1 "max" 4) }}
 {{- /* A StatefulSet's pods have a label with its name and ten characters of a hash, so a name has 52 characters at most. */ -}}
