@@ -88,6 +88,9 @@ class SafeRecords:
         end_of_batch = self._position + self._batch_bytes()
         data = self._data[self._position : end_of_batch]
         (base, _), self._position = _HEADER.unpack_from(data), end_of_batch
+        # Tansu repeats the last batch of a topic if the batch has fewer records than offsets
+        while self._base_offset() == base:
+            self._position += self._batch_bytes()
         end = base + 1
         try:
             # parse each batch alone: the library's reader of several batches fails if they mix
@@ -96,8 +99,10 @@ class SafeRecords:
             if not isinstance(batch, DefaultRecordBatch):
                 return _reject(OLD_FORMAT, base, end)
             if not 0 < batch.next_offset - base <= MAX_RECORDS:
-                # check `next_offset`, because the consumer continues there without any check
-                return _reject(DAMAGED, base, end)
+                # check `next_offset`, because the consumer continues there without any check; without
+                # another batch only `next_offset` leads out of this one, which would be fetched again
+                following = self._base_offset()
+                return _reject(DAMAGED, base, max(end, batch.next_offset if following is None else following))
             end = batch.next_offset
             if batch.compression_type:
                 return _reject(COMPRESSED, base, end)
@@ -120,6 +125,10 @@ class SafeRecords:
     def size_in_bytes(self) -> int:
         """Return the size of the partition in the response, including an incomplete last batch."""
         return len(self._data)
+
+    def _base_offset(self) -> int | None:
+        """Return the offset of the next batch, or None if no complete batch follows."""
+        return _HEADER.unpack_from(self._data, self._position)[0] if self.has_next() else None
 
     def _batch_bytes(self) -> int:
         """Return the size of the next batch in bytes, or 0 if the batch is incomplete."""

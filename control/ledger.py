@@ -8,6 +8,7 @@ crashed twice is skipped at the third start.
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -22,6 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from llmops.background import LogOnce
 from llmops.clocks import utc_now
 from llmops.control import kafka_batches
+from llmops.control.hidden_batches import find_next_offset
 from llmops.control.leader_jobs import LeaderJob
 from llmops.errors import LlmopsError, ResourceError
 from llmops.gateway.interfaces import UsageEvent
@@ -81,6 +83,15 @@ PARTITION_BYTES = 2**20
 #: Maximum bytes of all partitions in the response to a fetch, which bounds the memory.
 FETCH_BYTES = 8 * 2**20
 
+_FETCH_OPTIONS = {"max_partition_fetch_bytes": PARTITION_BYTES, "fetch_max_bytes": FETCH_BYTES}
+
+#: Seconds at one offset below the end of a partition after which the ledger checks whether the
+#: broker returns anything. Longer than a broker needs to become the leader of a partition.
+STALL_SECONDS = 5.0
+
+#: Maximum seconds of such a check, which delays other partitions.
+STALL_CHECK_SECONDS = 60.0
+
 #: Number of processes that may crash at an offset before the ledger skips the offset. More than
 #: one, because a single crash may have another cause.
 MAX_CRASHES = 2
@@ -108,6 +119,7 @@ class Ledger(LeaderJob):
         self._single_reads_left = 0
         self._is_flooded = False
         self._begun: set[TopicPartition] = set()
+        self._positions: dict[TopicPartition, tuple[int, float]] = {}
 
     async def run(self) -> None:
         """Consume events until cancelled.
@@ -126,11 +138,11 @@ class Ledger(LeaderJob):
                 max_poll_interval_ms=MAX_POLL_INTERVAL_MS,
                 session_timeout_ms=SESSION_TIMEOUT_MS,
                 heartbeat_interval_ms=SESSION_TIMEOUT_MS // 4,
-                max_partition_fetch_bytes=PARTITION_BYTES,
-                fetch_max_bytes=FETCH_BYTES,
+                **_FETCH_OPTIONS,
                 **client_options(self._kafka),
             )
             self._begun.clear()
+            self._positions.clear()
             self._single_reads_left = 0
             try:
                 await consumer.start()
@@ -154,6 +166,7 @@ class Ledger(LeaderJob):
         batch = await consumer.getmany(timeout_ms=POLL_TIMEOUT_MS, max_records=size)
         if kafka_batches.REJECTED:
             await _add_dead_letters(store, _take_rejected_batches(self._kafka.topic))
+        await self._leave_hidden_batches(consumer, store)
         if not batch:
             if (reader := consumer._fetcher.error_future).done():
                 # after an unexpected response, the library stops fetching without an error
@@ -192,6 +205,34 @@ class Ledger(LeaderJob):
             await _record_read_attempt(store, partition, offset + 1)
         if crashes:
             self._single_reads_left = SINGLE_RECORD_READS
+
+    async def _leave_hidden_batches(self, consumer: AIOKafkaConsumer, store: Store) -> None:
+        """Continue after batches that the broker does not return, and store a dead letter for each."""
+        ends = {partition: consumer.highwater(partition) for partition in consumer.assignment()}
+        for partition, end in ends.items():
+            position, now = await consumer.position(partition), time.monotonic()
+            known, since = self._positions.get(partition, (None, now))
+            if position != known or end is None or end <= position:
+                self._positions[partition] = position, now
+            elif now - since >= STALL_SECONDS:
+                self._positions[partition] = position, now
+                source = f"{partition.topic}[{partition.partition}] at {position}"
+                options = {**_FETCH_OPTIONS, **client_options(self._kafka)}
+                try:
+                    async with asyncio.timeout(STALL_CHECK_SECONDS):
+                        following = await find_next_offset(partition, position, options)
+                except (KafkaError, OSError, TimeoutError) as error:
+                    log.warning(
+                        "The ledger cannot check what follows %s (%s); it retries.", source, type(error).__name__
+                    )
+                    continue
+                finally:
+                    # the search read these batches a second time
+                    kafka_batches.REJECTED.clear()
+                if following is not None:
+                    await _add_dead_letters(store, [DeadLetter(kafka_batches.DAMAGED, source, source.encode())])
+                    consumer.seek(partition, following)
+                    await consumer.commit({partition: following})
 
     async def _clear_read_attempts(self, store: Store) -> None:
         """Delete the record of where reading began, because reading did not crash the process."""

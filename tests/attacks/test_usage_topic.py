@@ -415,15 +415,62 @@ async def test_offsets_that_a_writer_gives_records_do_not_stop_the_ledger(kafka,
     await sink.close()
 
 
-async def _produce(kafka: KafkaSettings, deltas: list[int]) -> None:
-    """Write a batch whose records have these offsets, from its own."""
+@pytest.mark.parametrize("kind", ["sqlite"])
+@pytest.mark.parametrize(
+    ("honest", "bad"),
+    [
+        # a batch that says it has no records, and one without any
+        (2, [{"deltas": [0, 1, 2], "records": 0}]),
+        (2, [{"deltas": [], "last": 0}]),
+        # nothing before it can be read
+        (0, [{"deltas": [0, 1, 2], "records": 0}]),
+        (0, [{"deltas": [0], "records": 0, "last": scaled(40, 1000)}]),
+        # many offsets, and several one after another
+        (2, [{"deltas": [0], "records": 0, "last": scaled(1000, 2**31 - 2)}, {"deltas": [0], "records": 0}]),
+        (2, [{"deltas": [0, 1], "last": 70_000}]),
+    ],
+)
+async def test_batches_from_whose_offset_a_broker_returns_nothing_are_passed_over(
+    kafka, store, url, monkeypatch, honest, bad
+):
+    """Before the fix, the ledger waited there for ever without a line in the log, and again after a restart.
+
+    A batch of 70,000 offsets was read and parked thousands of times a second.
+    """
+    monkeypatch.setattr(ledger_module, "STALL_SECONDS", 0.2, raising=False)
+    sink, events = KafkaSink(kafka, LedgerSink(url)), [event(seq) for seq in range(6)]
+    await sink.write(events[:honest])
+    async with at_work(Ledger(kafka, url)):
+        await arrived(sink, events[:honest])
+        for number, batch in enumerate(bad):
+            await _produce(kafka, **batch)
+            if honest:
+                # the ledger is past the batch before another follows
+                while sum((await counts(store)).values()) <= number:
+                    await asyncio.sleep(0.05)
+        for one in events[honest:]:
+            await sink.write([one])
+        await asyncio.wait_for(arrived(sink, events), 60)
+    assert await counts(store) == {"damaged batch": len(bad)}
+    assert (await bill(store))[0] == len(events)
+    await sink.close()
+
+
+async def _produce(
+    kafka: KafkaSettings, deltas: list[int], records: int | None = None, last: int | None = None
+) -> None:
+    """Write a batch whose records have these offsets, from its own.
+
+    The batch says that it has this number of records, and this last offset.
+    """
     builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, MIB)
     for delta in deltas:
         builder.append(delta, NOON.second, None, b"x", [])
     builder.set_producer_state(-1, -1, -1)
     batch = bytearray(builder.build())
     # the last offset is what brokers check
-    batch[23:27] = (len(deltas) - 1).to_bytes(4, "big")
+    batch[23:27] = (len(deltas) - 1 if last is None else last).to_bytes(4, "big")
+    batch[57:61] = (len(deltas) if records is None else records).to_bytes(4, "big")
     batch[17:21] = calc_crc32c(bytes(batch[21:])).to_bytes(4, "big")
     client = AIOKafkaClient(bootstrap_servers=kafka.servers)
     await client.bootstrap()
