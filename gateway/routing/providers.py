@@ -392,9 +392,9 @@ class ProviderStream(TokenStream):
                     await self._events.put(ProviderBatch.of(choice))
             if not finished:
                 raise self._unusable("the stream ended before the answer was complete")
+            if counts is not None:
+                self.usage = bounded_usage(counts.usage(), self._body, self._context_tokens)
             await _read_end(lines)
-        if counts is not None:
-            self.usage = bounded_usage(counts.usage(), self._body, self._context_tokens)
 
     def _refusal(self, response: httpx.Response) -> ApiError:
         """Return the error for a status other than 200.

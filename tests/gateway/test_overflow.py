@@ -9,7 +9,8 @@ import re
 import pytest
 
 from llmops.errors import InputError
-from llmops.gateway.routing.providers import Providers
+from llmops.gateway.interfaces import Usage
+from llmops.gateway.routing.providers import Providers, ProviderStream
 from llmops.gateway.safety.stream_guard import SEARCH_STEP
 from llmops.gateway.settings import GatewaySettings
 from llmops.store.accounts.limits import Budget, Limits
@@ -21,7 +22,7 @@ from tests.support.gateway_stack import BODIES, CHAT, RESPONSES, Stack, running,
 from tests.support.gateway_stack import MESSAGES as ANTHROPIC
 from tests.support.scripted_triton import Step
 from tests.support.usage_rows import billed_rows
-from tests.support.waiting import eventually
+from tests.support.waiting import GENEROUS, eventually
 
 SECRET = "sk-do-not-show-me"
 MESSAGES = [{"role": "user", "content": "Hello"}]
@@ -126,6 +127,19 @@ async def test_answers_of_a_provider_share_a_connection(card, tokenizer, provide
         assert provider.server.server_state.total_requests == before + 3
         # the other is the test's own
         assert len(provider.server.server_state.connections) == 2
+
+
+async def test_a_provider_that_leaves_its_connection_open_has_reported_its_usage(scripted, monkeypatch):
+    """Before the fix, an answer whose client left meanwhile was billed by an estimate."""
+    monkeypatch.setattr("llmops.gateway.routing.providers.END_TIMEOUT", 2 * GENEROUS)
+    scripted.hangs = True
+    usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+    scripted.says(delta(content="Hi"), delta("stop"), {"choices": [], "usage": usage}, "[DONE]")
+    providers = Providers(GatewaySettings(**settings_for(scripted.url, timeout="4m")))
+    stream = ProviderStream(providers.models["best"][0].provider, {"messages": MESSAGES}, 100, "")
+    await eventually(lambda: stream.usage == Usage(7, 3))
+    stream.cancel()
+    await providers.close()
 
 
 async def test_an_alias_that_chooses_a_model_overflows_too(card, tokenizer, provider):
