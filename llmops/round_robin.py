@@ -16,7 +16,8 @@ class RoundRobinQueue(Generic[T]):
     """A queue that is first-in, first-out per caller and round-robin between callers.
 
     A caller is a path of names such as (`tenant`, `user`). The rotation is nested: tenants take
-    turns, and within the turns of a tenant its users take turns.
+    turns, and within the turns of a tenant its users take turns. The caller that was served last
+    goes behind the callers that came meanwhile.
 
     Attributes:
         size: The number of items in the queue.
@@ -26,6 +27,7 @@ class RoundRobinQueue(Generic[T]):
         self.size = 0
         self._items: deque[T] = deque()
         self._queues: OrderedDict[str, RoundRobinQueue[T]] = OrderedDict()
+        self._served = ""
 
     def put(self, path: Sequence[str], item: T) -> None:
         """Add an item of the caller `path`."""
@@ -41,10 +43,12 @@ class RoundRobinQueue(Generic[T]):
             item = self._items.popleft()
             self.size -= 1
             return item
-        name, queue = self._queues.popitem(last=False)
-        item = queue.take()
-        if queue.size:
-            self._queues[name] = queue
+        if self._served in self._queues:
+            self._queues.move_to_end(self._served)
+        self._served = name = next(iter(self._queues))
+        item = self._queues[name].take()
+        if not self._queues[name].size:
+            del self._queues[name]
         self.size -= 1
         return item
 

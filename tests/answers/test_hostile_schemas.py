@@ -76,6 +76,15 @@ def test_references_that_multiply_are_merged_once_each():
     assert large < 2.2 * small
 
 
+def test_references_that_double_are_one_rule_each():
+    def doubling(count: int) -> dict:
+        refs = [{"$ref": f"#/$defs/d{at + 1}"} for at in range(count)]
+        parts = {f"d{at}": {"type": "object", "properties": {"a": ref, "b": ref}} for at, ref in enumerate(refs)}
+        return {"$defs": {**parts, f"d{count}": {"type": "integer"}}, "$ref": "#/$defs/d0"}
+
+    assert len(compiled(doubling(30))) < 2.2 * len(compiled(doubling(15)))
+
+
 @pytest.mark.parametrize("count", [12, 40])
 @pytest.mark.parametrize("key", ["allOf", "anyOf", "oneOf"])
 def test_references_of_many_levels_are_refused_for_little(key, count):

@@ -24,6 +24,9 @@ HIDDEN = f'root ::= "The" {NESTED} | [^T] [a-z]*'
 #: Seconds that a stream may wait for a token while a neighbour's grammar is found out. A step
 #: beside the grammar takes 0.1 s; the rest is for a machine with other work.
 LONGEST_GAP = 1.5
+#: Seconds that another tenant's new grammar may take while one tenant's slow grammars wait. On a
+#: machine so busy that one alone takes longer, four times as much.
+LONGEST_WAIT = 5
 
 
 @pytest.mark.stack
@@ -76,6 +79,32 @@ class TestOnTheEngine:
         answer = client.ask(prompt, new=200, **guide)
         assert not answer.ids
         assert answer.error.startswith("guided_decoding_guide: the grammar takes ")
+
+    def test_slow_grammars_of_one_tenant_hold_up_no_other(self, client: Any, prompt: list[int]) -> None:
+        client.send("neighbour", **generation(prompt, 4000, end_id=-1))
+        gaps, last, waits = [], time.monotonic(), []
+        for at in range(4):
+            client.send(f"new{at}", **_guided(prompt, f'root ::= "new{at}"', "beta/two"))
+            began, ended = time.monotonic(), False
+            while not ended:
+                request_id, _, final, error = client.receive()
+                assert error is None
+                ended = final and request_id == f"new{at}"
+                if request_id == "neighbour":
+                    gaps.append(time.monotonic() - last)
+                    last = time.monotonic()
+            waits.append(time.monotonic() - began)
+            for slow in range(scaled(12, 60) if at == 0 else 0):
+                client.send(f"slow{slow}", **_guided(prompt, f'root ::= "{slow}" [^"]{{0,{40 + slow}}}', "acme/one"))
+        record(f"new grammars took {waits[0]:.1f} s before and {max(waits[1:]):.1f} s during the attack")
+        record(f"longest gap of the neighbour {max(gaps[1:]):.2f} s")
+        assert max(waits[1:]) < max(LONGEST_WAIT, 4 * waits[0])
+        assert max(gaps[1:]) < LONGEST_GAP
+
+
+def _guided(prompt: list[int], grammar: str, caller: str) -> dict[str, Any]:
+    kinds = {"guided_decoding_guide_type": "ebnf_grammar", "guided_decoding_guide": grammar}
+    return generation(prompt, 4, caller=caller, **kinds)
 
 
 @pytest.mark.parametrize(

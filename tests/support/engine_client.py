@@ -15,7 +15,7 @@ from tritonclient.utils import np_to_triton_dtype
 from tests.support.waiting import GENEROUS
 
 ENGINE = "smollm2-tensorrt_llm"
-TEXTS = ("guided_decoding_guide_type", "guided_decoding_guide")
+TEXTS = ("guided_decoding_guide_type", "guided_decoding_guide", "caller")
 #: Types of tensors; all others are INT32.
 DTYPES = {"streaming": np.bool_, "temperature": np.float32, **dict.fromkeys(TEXTS, np.object_)}
 

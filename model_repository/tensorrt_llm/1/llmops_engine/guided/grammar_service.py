@@ -7,7 +7,7 @@ the engine's own pipeline uses. Everything runs at a low priority.
 
 Callers take turns in each lane, so a caller with many grammars only delays itself, and the number
 of waiting grammars is bounded. Each slow grammar costs the quick lane its process: while the slow
-lane has three grammars of one caller, the caller's other grammars go straight there.
+lane has a grammar of one caller, the caller's other grammars go straight there.
 """
 
 from __future__ import annotations
@@ -39,9 +39,6 @@ _QUICK_LANE_SECONDS = 0.5
 #: Seconds that an idle lane keeps its sandbox process, whose start takes seconds and whose caches
 #: take memory.
 _IDLE_SECONDS = 120.0
-#: Number of one caller's grammars in the slow lane from which on the caller's other grammars go
-#: there directly. Each slow grammar costs the quick lane its process.
-_MAX_SLOW_PER_CALLER = 3
 #: Number of finished answers after which a grammar is trusted: if the engine becomes slow, grammars
 #: with fewer answers are suspected first.
 _TRUSTED_AFTER_ANSWERS = 3
@@ -238,10 +235,10 @@ class _CompileLane:
         with self._changed:
             return self._tasks.size if name is None else self._tasks.waiting(name)
 
-    def count_of(self, caller: str) -> int:
-        """Return the number of `caller`'s grammars that wait or are being compiled."""
+    def serves(self, caller: str) -> bool:
+        """Return True if a grammar of `caller` waits or is being compiled."""
         with self._changed:
-            return self._callers[caller]
+            return self._callers[caller] > 0
 
     def close(self, wait: bool) -> None:
         """End the lane's process and its thread."""
@@ -266,7 +263,7 @@ class _CompileLane:
     def _handle(self, task: _GrammarTask) -> None:
         if task.drop_if_unwanted():
             return
-        if self._slower is not None and self._slower.count_of(task.caller) >= _MAX_SLOW_PER_CALLER:
+        if self._slower is not None and self._slower.serves(task.caller):
             self._slower.put(task)
         else:
             self._settle(task)
