@@ -361,7 +361,7 @@ async def test_a_gateway_that_stood_still_bills_what_it_sent_before_its_client_c
     """Before the fix, it took the continuation for a takeover, and the first tokens were on no bill."""
     monkeypatch.setattr("llmops.gateway.conversations.conversation_store.LOST_AFTER", 0.2)
     monkeypatch.setattr("llmops.gateway.conversations.chat_run.SAVE_INTERVAL", 0.01)
-    told.wait = 0.2
+    told.wait = 0.5
     settings = shared(told, valkey, tmp_path, "0.5s")
     async with serving(settings) as (one, _), serving(settings) as (other, _):
         talk = (await one.post("/api/conversations", json={})).json()["id"]
@@ -423,7 +423,7 @@ async def test_an_answer_that_began_while_valkey_was_away_goes_on_elsewhere_afte
 ):
     """Before the fix, it was never written to Valkey: a call that took too long once cost later readers a 410."""
     monkeypatch.setattr("llmops.gateway.conversations.checkpoints.TIMEOUT", 0.5)
-    told.wait = 0.1
+    told.wait = 0.5
     with Valkey() as own:
         settings = shared(told, own, tmp_path, "1s")
         async with serving(settings) as (other, _):
@@ -434,6 +434,7 @@ async def test_an_answer_that_began_while_valkey_was_away_goes_on_elsewhere_afte
                 await short.whole(one)
                 reader = ResumingReader("Where is it?", OPENAI)
                 await reader.read(one, 3)
+                told.wait = 0
                 own.start()
                 with Redis.from_url(own.url) as client:
                     await eventually(lambda: client.keys(f"*:answer:*{reader.run}"))
@@ -444,7 +445,7 @@ async def test_an_answer_that_began_while_valkey_was_away_goes_on_elsewhere_afte
 
 async def test_a_valkey_restored_from_a_snapshot_changes_no_answer_that_has_ended(told, valkey, tmp_path):
     """Before the fix, another gateway wrote over the texts, and made a completed response a cancelled one."""
-    told.wait = 0.03
+    told.wait = 0.1
     settings = shared(told, valkey, tmp_path, "0.5s")
     async with serving(settings) as (other, _):
         async with serving(settings) as (one, _):
@@ -499,7 +500,7 @@ async def test_an_end_that_redis_has_not_is_written_before_its_continuation(valk
 
 async def test_answers_go_on_elsewhere_although_their_store_is_away(told, valkey, tmp_path, monkeypatch):
     """Before the fix, the gateway that had taken them over gave them up."""
-    told.wait = 0.03
+    told.wait = 0.5
     settings = shared(told, valkey, tmp_path, "0.5s")
     found = [SqlResponses.find, StoredAnswer.find]
 
@@ -516,7 +517,7 @@ async def test_answers_go_on_elsewhere_although_their_store_is_away(told, valkey
             readers = [ResumingReader("Where is it?", conversation_id=talk), BackgroundReader("When?")]
             for reader in readers:
                 await reader.read(one, 5)
-            asked = len(told.triton.requests)
+            asked, told.wait = len(told.triton.requests), 0
             monkeypatch.setattr(SqlResponses, "find", away)
             monkeypatch.setattr(StoredAnswer, "find", away_once)
         await eventually(lambda: len(told.triton.requests) == asked + 2)
