@@ -307,14 +307,15 @@ class EngineManifest(_ManifestModel):
     def check_files(self, directory: Path) -> None:
         """Raise InputError for the first file of the model or tokenizer that is missing or damaged.
 
-        Only the sizes of large files are read, which finds copies that stopped early, and of the
-        files after the first GiB.
+        Of large files, only the sizes are checked, which finds copies that stopped early. Small
+        files after the first GiB must only exist.
         """
         left = _MAX_CHECKED
         for path, measure in self.contents.items():
             file = directory / path
             left -= file.stat().st_size if isinstance(measure, str) and file.is_file() else 0
-            found = (_measure(file) if left >= 0 else measure) if file.is_file() else None
+            unread = left < 0 and isinstance(measure, str)
+            found = (measure if unread else _measure(file)) if file.is_file() else None
             if found != measure:
                 fault = "is missing" if found is None else "is not as the build wrote it"
                 raise InputError(f"{file} {fault}, so the engine is damaged: copy it again, or build it again.")

@@ -114,6 +114,20 @@ def test_an_engines_files_are_read_up_to_a_gib(tmp_path: Path) -> None:
     assert time.process_time() - begun < 5
 
 
+def test_a_large_file_after_the_first_gib_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the fix, a copy of the weights that had stopped early was served."""
+    monkeypatch.setattr("llmops.build.engine_folder.manifest._MAX_CHECKED", -1)
+    engine = make_engine(tmp_path / "engine")
+    (engine / "model" / "weights").touch()
+    os.truncate(engine / "model" / "weights", 65 << 20)
+    contents = {"tokenizer/tokenizer.json": "x", "model/weights": 65 << 20}
+    rewrite(engine / "engine.json", contents=contents)
+    assert read_engines([str(engine)])
+    rewrite(engine / "engine.json", contents={**contents, "model/weights": 66 << 20})
+    with pytest.raises(InputError, match="weights is not as the build wrote it"):
+        read_engines([str(engine)])
+
+
 @pytest.mark.parametrize("name", ["../../elsewhere", "/etc", "a/b", "", ".."])
 def test_an_adapter_is_no_folder_elsewhere(name: str) -> None:
     """Before the fix, the server read the adapter's weights there."""
