@@ -111,9 +111,10 @@ def _read(path: Path, ref: str, name: str) -> EncoderCheckpoint:
     family = ENCODERS[config["architectures"][0]]
     if family.head is not None:
         _check_head(path, tensors, family.head)
+    if config.get("position_embedding_type", "absolute") != "absolute":
+        raise CheckpointError(f"{path} has no absolute positions, which is not supported; use another model.")
     prefix = family.prefix if any(name.startswith(family.prefix) for name in tensors) else ""
-    tables = [f"embeddings.{kind}_embeddings.weight" for kind in ("word", "position")]
-    words, positions = ((tensors.get(prefix + name) or tensors[name]).shape for name in tables)
+    words, positions = (_table(path, tensors, prefix, kind).shape for kind in ("word", "position"))
     if words != (config["vocab_size"], config["hidden_size"]):
         raise CheckpointError(
             f"{path} has {words[0]} tokens of {words[-1]} values, and its config.json says {config['vocab_size']} of "
@@ -138,6 +139,14 @@ def _read(path: Path, ref: str, name: str) -> EncoderCheckpoint:
         position_offset=offset,
         head=family.head,
     )
+
+
+def _table(path: Path, tensors: Mapping[str, TensorInfo], prefix: str, kind: str) -> TensorInfo:
+    name = f"embeddings.{kind}_embeddings.weight"
+    found = tensors.get(prefix + name) or tensors.get(name)
+    if found is None:
+        raise CheckpointError(f"{path} lacks the tensor {name}; download it again.")
+    return found
 
 
 def _check_head(path: Path, tensors: Mapping[str, TensorInfo], head: tuple[str, str]) -> None:

@@ -47,10 +47,6 @@ class _Encoder:
             raise CheckpointError(
                 f"{checkpoint.ref} uses the activation {self.activation}, which is not supported; use another model."
             )
-        if config.get("position_embedding_type", "absolute") != "absolute":
-            raise CheckpointError(
-                f"{checkpoint.ref} has no absolute positions, which is not supported; use another model."
-            )
         self.input_ids = input_node("input_ids", [-1, -1])
         self.attention_mask = input_node("attention_mask", [-1, -1])
         # The graph of a plain encoder has no token types as input, so every token gets the first

