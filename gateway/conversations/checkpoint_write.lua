@@ -26,7 +26,7 @@ local function write(id, record, cached, offset, tokens, ended, taken)
   end
   if not owner and record ~= '' then
     redis.call('DEL', billed, replaced(gateway, id))
-    redis.call('HSET', answer, 'gateway', gateway, 'record', record, 'taken', 0)
+    redis.call('HSET', answer, 'gateway', gateway, 'began', gateway, 'record', record, 'taken', 0)
     redis.call('SADD', prefix .. ':of:' .. gateway, id)
     owner = gateway
   end
@@ -36,8 +36,8 @@ local function write(id, record, cached, offset, tokens, ended, taken)
   end
   if owner ~= gateway and record == '' then
     if redis.call('EXISTS', replaced(gateway, id)) == 1 then return -3 end
-    -- taken over, and ended more than a minute ago
-    if not owner and taken == '' and redis.call('EXISTS', billed) == 1 then return -1 end
+    -- taken over from this gateway, and ended more than a minute ago
+    if not owner and redis.call('GET', billed) == gateway then return -1 end
   end
   if other or owner ~= gateway then return owner and not other and -1 or -2 end
   if cached ~= '' then redis.call('HSET', answer, 'cached', cached) end
@@ -48,7 +48,7 @@ local function write(id, record, cached, offset, tokens, ended, taken)
     redis.call('HSET', answer, 'end', ended)
     redis.call('SREM', prefix .. ':of:' .. gateway, id)
     if redis.call('HGET', answer, 'taken') ~= '0' then
-      redis.call('SET', billed, '1', 'PX', KEEP_BILLED)
+      redis.call('SET', billed, redis.call('HGET', answer, 'began') or '1', 'PX', KEEP_BILLED)
     end
   end
   redis.call('PEXPIRE', answer, keep)
