@@ -113,7 +113,8 @@ async def test_a_task_that_is_cancelled_while_the_server_is_away_ends(store, dat
 
     task = asyncio.create_task(wait())
     await begun.wait()
-    await databases.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid != pg_backend_pid()")
+    name = store.location.url.database
+    await databases.run(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
     await closed.wait()
     task.cancel()
     await asyncio.wait([task])
