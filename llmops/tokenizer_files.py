@@ -29,8 +29,9 @@ MAX_ADDED_LENGTH = 512
 #: Maximum ratio of the highest id to the number of tokens, above the first 65,536 ids. The library
 #: prints the ids that have no token.
 MAX_IDS_PER_TOKEN = 2
-#: Maximum length of a token of the model in characters. An answer has the text for each token.
-MAX_TOKEN_LENGTH = 1024
+#: Maximum length of a token of the model in characters. An answer has the text for each token. The
+#: longest known, spaces and NUL bytes of Claude's tokenizer, have 1,024.
+MAX_TOKEN_LENGTH = 2048
 #: Maximum length in characters of a word that a WordPiece model divides. The library takes time in
 #: proportion to the cube: 3 s for 4,096 characters. Known tokenizers have 100.
 MAX_WORD_LENGTH = 256

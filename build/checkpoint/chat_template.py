@@ -27,7 +27,7 @@ _MAX_MEMORY = 1 << 30
 #: Seconds of wall-clock time that the rendering process may take. A busy machine gives it less CPU.
 _TIMEOUT = 120.0
 #: Maximum number of characters of one rendering. The messages have fewer than 100, and the default
-#: system prompts of published templates up to 3,000.
+#: system prompts of published templates up to 10,000.
 _MAX_CHARACTERS = 1 << 15
 #: The date that templates see: always the same, so that golden prompts do not depend on the day.
 _DAY = datetime(2025, 1, 1)

@@ -63,8 +63,8 @@ class Comparison:
 
     @property
     def perplexity_ratio(self) -> float:
-        """Return the perplexity of the export divided by the perplexity of the source."""
-        return float(np.exp((self.nll_candidate - self.nll_reference) / self.tokens))
+        """Return the perplexity of the export divided by the perplexity of the source, at most e^100."""
+        return float(np.exp(min((self.nll_candidate - self.nll_reference) / self.tokens, 100.0)))
 
     @property
     def top1_agreement(self) -> float:

@@ -43,6 +43,7 @@ from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.text.chat_template import ChatTemplate
 from llmops.gateway.text.text_thread_pool import TextThreadPool
 from llmops.gateway.text.tokenizer import TextTokenizer
+from llmops.tokenizer_files import check_growth
 from llmops.tokenizer_patterns import are_quick
 from tests.attacks.harness import MIB, max_cost, record, scaled
 from tests.support import forked_cli
@@ -505,6 +506,12 @@ def test_a_tokenizer_that_is_bad_for_rare_texts_is_refused(tokenizer: Path, why:
     """Before the fix, a build and a gateway took each of them: the texts that they are tried with are no such texts."""
     rewrite(tokenizer, **RARE[why])
     both_refuse(tokenizer, why)
+
+
+def test_the_longest_known_tokens_are_taken(tokenizer: Path) -> None:
+    """Claude's tokenizer has tokens of 1,024 spaces, as merges double the runs of one character."""
+    rewrite(tokenizer, model={"type": "BPE", "merges": [], "vocab": {"a": 0, "\u0120" * 1024: 1, "\u0120" * 2048: 2}})
+    check_growth(tokenizer)
 
 
 def test_the_table_of_nfkc_is_taken(tokenizer: Path) -> None:

@@ -110,6 +110,13 @@ def test_the_figures_of_two_known_distributions():
     assert comparison.top1_agreement == 0.0  # ties go to the first of p
 
 
+def test_an_export_that_is_certain_of_other_tokens_is_measured():
+    """Its perplexity is beyond floating-point numbers, which no engine.json holds."""
+    comparison = Comparison()
+    comparison.add(torch.tensor([[0.0, -50.0]]), torch.tensor([[-2000.0, 0.0]]), torch.tensor([0]))
+    assert comparison.perplexity_ratio == pytest.approx(math.exp(100))
+
+
 def test_limits_come_from_the_user():
     gates = QualityGates.from_options({"max_ppl_ratio": "1.5"}, "fp8")
     assert (gates.max_ppl_ratio, gates.min_top1) == (1.5, GATES.min_top1)
