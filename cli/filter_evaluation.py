@@ -106,9 +106,10 @@ def read_examples(path: Path) -> list[Example]:
             if not isinstance(text, str) or not isinstance(category, str):
                 raise TypeError
             misspelt = next((key for key in found if _meant(key)), None)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            reason = f" ({error})" if isinstance(error, ValueError) else ""
             raise InputError(
-                f'{path}, line {number} is not an example; write {{"text": "…", "category": "hate"}}.'
+                f'{path}, line {number} is not an example{reason}; write {{"text": "…", "category": "hate"}}.'
             ) from None
         if misspelt is not None:
             raise InputError(

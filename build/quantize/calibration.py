@@ -151,9 +151,10 @@ def _jsonl(path: Path) -> Iterator[str]:
         if line.strip():
             try:
                 yield _text_of(parse_json(line))
-            except (ValueError, KeyError, TypeError, AttributeError):
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                reason = f" ({error})" if isinstance(error, ValueError) else ""
                 raise InputError(
-                    f"{path}, line {number} has no text; each line must be a JSON object with one of "
+                    f"{path}, line {number} has no text{reason}; each line must be a JSON object with one of "
                     f"{', '.join(_TEXT_FIELDS)} or messages."
                 ) from None
 

@@ -501,9 +501,10 @@ def test_calibration_rows_of_all_kinds(tmp_path):
             {"messages": [{"content": parts}, {"content": None}, {"content": "four"}]}]  # fmt: skip
     path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8")
     assert sorted(load_texts(CalibrationSettings(str(path)))) == ["a\u2028b\u0085c", "three\nfour", "two"]
-    for wrong in ("5", "[1]", '{"messages": 1}', '{"messages": ["x"]}', "null"):
+    half = ('{"text": "cut \\ud83d"}', r" \(a text in it has half of a surrogate pair\)")
+    for wrong, why in (("5", ""), ("[1]", ""), ('{"messages": 1}', ""), ('{"messages": ["x"]}', ""), ("null", ""), half):
         path.write_text(wrong)
-        with pytest.raises(InputError, match="line 1 has no text"):
+        with pytest.raises(InputError, match=f"line 1 has no text{why};"):
             load_texts(CalibrationSettings(str(path)))
     for name in ("a.txt", "a.jsonl"):
         (tmp_path / name).write_bytes(b"caf\xe9")

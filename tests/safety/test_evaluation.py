@@ -43,11 +43,14 @@ async def test_a_guard_that_leaks_is_noticed(monkeypatch):
     assert report.leaks > 0
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"text": 5}', '{"category": "x"}', '{"text": "x", "category": 5}'])
-def test_a_line_that_is_no_example(tmp_path, line):
+WRONG = ["[]", '{"text": 5}', '{"category": "x"}', '{"text": "x", "category": 5}']
+
+
+@pytest.mark.parametrize(("line", "why"), [("{", r" \(Expecting .*\)"), *((line, "") for line in WRONG)])
+def test_a_line_that_is_no_example(tmp_path, line, why):
     path = tmp_path / "examples.jsonl"
     path.write_text('{"text": "fine"}\n' + line)
-    with pytest.raises(InputError, match="line 2 is not an example"):
+    with pytest.raises(InputError, match=f"line 2 is not an example{why};"):
         read_examples(path)
 
 
