@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -148,7 +149,7 @@ def _number(name: str, value: Any) -> float:
         number = float(value)
     except (TypeError, ValueError):
         raise InputError(f"{flag} {value!r} is not a number; give a number.") from None
-    if not number >= 0 or (name == "min_top1" and number > 1):
+    if not 0 <= number < math.inf or (name == "min_top1" and number > 1):
         raise InputError(
             f"{flag} {value} is out of range; give a number from 0{' to 1' if name == 'min_top1' else ' on'}."
         )

@@ -60,6 +60,7 @@ def spec(target="tensorrt", tmp_path="engine", **fields):
         ("llama", {"options": {"calib_batch_size": "0"}}, InputError, "--calib-batch-size 0 is not possible"),
         ("llama", {"options": {"min_top1": "1.5"}}, InputError, "--min-top1 1.5 is out of range; give a number from 0"),
         ("llama", {"options": {"max_mean_kl": "-1"}}, InputError, "--max-mean-kl -1 is out of range; give a number"),
+        ("llama", {"options": {"max_ppl_ratio": "inf"}}, InputError, "--max-ppl-ratio inf is out of range"),
         ("llama", {"options": {"tensorrt_llm": "1.1.0"}, "target": "pytorch"}, VersionMismatchError,
          "--target pytorch needs TensorRT-LLM 1.2.1, not 1.1.0"),
         ("llama", {"quant": "w4a8_awq", "group_size": 64}, InputError, "kernels for 128 only"),
@@ -501,9 +502,9 @@ def test_calibration_rows_of_all_kinds(tmp_path):
             {"messages": [{"content": parts}, {"content": None}, {"content": "four"}]}]  # fmt: skip
     path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8")
     assert sorted(load_texts(CalibrationSettings(str(path)))) == ["a\u2028b\u0085c", "three\nfour", "two"]
-    half = ('{"text": "cut \\ud83d"}', r" \(a text in it has half of a surrogate pair\)")
-    for wrong, why in (("5", ""), ("[1]", ""), ('{"messages": 1}', ""), ('{"messages": ["x"]}', ""), ("null", ""), half):
-        path.write_text(wrong)
+    wrong = dict.fromkeys(("5", "[1]", '{"messages": 1}', '{"messages": ["x"]}', "null"), "")
+    for line, why in {**wrong, '{"text": "cut \\ud83d"}': r" \(a text in it has half of a surrogate pair\)"}.items():
+        path.write_text(line)
         with pytest.raises(InputError, match=f"line 1 has no text{why};"):
             load_texts(CalibrationSettings(str(path)))
     for name in ("a.txt", "a.jsonl"):
