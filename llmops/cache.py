@@ -40,12 +40,30 @@ def check_own_folders(folder: Path, top: Path) -> None:
         ResourceError: Another user owns one of the folders or may write it.
     """
     for one in (folder, *(parent for parent in folder.parents if parent.is_relative_to(top) and parent != top)):
-        status = one.lstat()
-        if status.st_uid not in (os.getuid(), 0) or status.st_mode & stat.S_IWOTH:
-            raise ResourceError(
-                f"{one} can be written by another user, so llmops runs nothing from it; remove it, or set "
-                "LLMOPS_CACHE to a folder of your own."
-            )
+        _check_owner(one)
+
+
+def cached_store() -> Path:
+    """Return the SQLite store in the cache folder, which need not exist.
+
+    Raises:
+        ResourceError: Another user owns the store or a file of SQLite beside it, or may write it.
+    """
+    store = cache_dir() / "store.db"
+    for one in store.parent.glob(f"{store.name}*"):
+        with suppress(FileNotFoundError):  # SQLite removes its files with the last connection
+            if not one.is_symlink() or one.lstat().st_uid != os.getuid():
+                _check_owner(one)
+    return store
+
+
+def _check_owner(path: Path) -> None:
+    status = path.lstat()
+    if status.st_uid not in (os.getuid(), 0) or status.st_mode & stat.S_IWOTH:
+        raise ResourceError(
+            f"{path} can be written by another user, so llmops does not use it; remove it, or set LLMOPS_CACHE to a "
+            "folder of your own."
+        )
 
 
 def _explicit_dir(folder: Path, variable: str) -> Path:

@@ -189,9 +189,9 @@ def key_reference(text: str) -> str:
 
 def default_store() -> str:
     """Return the URL of the store in the cache folder."""
-    from llmops.cache import cache_dir
+    from llmops.cache import cached_store
 
-    return f"sqlite:///{cache_dir() / 'store.db'}"
+    return f"sqlite:///{cached_store()}"
 
 
 def require_store_extra() -> None:

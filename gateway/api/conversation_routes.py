@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from llmops.cache import cache_dir
+from llmops.cache import cached_store
 from llmops.distribution import install_command
 from llmops.gateway.api.conversation_chat import ConversationChatEndpoints
 from llmops.gateway.api.item_pages import ITEM_PAGE_PARAMETERS
@@ -142,7 +142,7 @@ class ConversationRoutes:
         gateway shuts down, its unfinished answers are left to other gateways, or stored as they
         are.
         """
-        if self._settings.store is not None or (cache_dir() / "store.db").exists():
+        if self._settings.store is not None or cached_store().exists():
             self._purging.start()
         if self._checkpoints is not None:
             await self._checkpoints.start(self.chats.adopt)
@@ -230,7 +230,7 @@ def _open_store(settings: GatewaySettings) -> ConversationStore:
     from llmops.gateway.conversations.conversation_store import ConversationStore
 
     # Without a store setting, the store is a file in the cache directory, as for `llmops key`.
-    url = settings.store or f"sqlite:///{cache_dir() / 'store.db'}"
+    url = settings.store or f"sqlite:///{cached_store()}"
     return ConversationStore(url, settings.conversations)
 
 

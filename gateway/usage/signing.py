@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from llmops.errors import InputError
 from llmops.gateway.settings import KafkaSettings
+from llmops.urls import is_usable_key
 
 SIGNATURE_HEADER = "llmops-signature"
 #: Minimum length of a key, in characters: 128 bits in hexadecimal digits.
@@ -25,8 +26,8 @@ def signing_keys(settings: KafkaSettings) -> Sequence[bytes]:
     """Return the keys. The first key signs, and all keys verify.
 
     Raises:
-        InputError: No key is set, a key is too short, there are too many keys, or the file cannot
-            be read.
+        InputError: No key is set, a key is too short or not printable, there are too many keys, or
+            the file cannot be read.
     """
     text, source = settings.signing_keys or "", "the setting kafka.signing_keys"
     if settings.signing_keys_file is not None:
@@ -41,11 +42,12 @@ def signing_keys(settings: KafkaSettings) -> Sequence[bytes]:
                 f"The keys in {source} cannot be read ({why}); name a file with a key per line."
             ) from error
     keys = text.replace(",", " ").split()
-    if not 0 < len(keys) <= MAX_KEYS or min(map(len, keys)) < MIN_KEY_LENGTH:
+    # A key of NULs, as a torn write leaves, would equal the empty key.
+    if not 0 < len(keys) <= MAX_KEYS or min(map(len, keys)) < MIN_KEY_LENGTH or not all(map(is_usable_key, keys)):
         raise InputError(
             f"Events on a Kafka topic must be signed, and {source} has no usable keys ({len(keys)} found); give "
-            f"gateways and control the same one or {MAX_KEYS} keys of at least {MIN_KEY_LENGTH} characters, such as "
-            "`openssl rand -hex 32` makes."
+            f"gateways and control the same one or {MAX_KEYS} keys of at least {MIN_KEY_LENGTH} printable ASCII "
+            "characters, such as `openssl rand -hex 32` makes."
         )
     return [key.encode() for key in keys]
 

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from llmops.build.recipes.catalog import recipes
+from llmops.cache import cached_store
+from llmops.cli.accounts.admin_client import default_store
+from llmops.errors import ResourceError
 from llmops.model_repository.server.shared_memory import SHM_DIR
 from llmops.process import descendants
 from tests.attacks.harness import record
@@ -59,3 +62,21 @@ def test_no_file_of_a_server_can_be_read_by_other_users(triton: Any) -> None:
     record(f"{len(modes)} files, {len(readable)} of them readable by others")
     assert len(segments) >= 3, "each Python model has one"
     assert readable == {}
+
+
+@pytest.mark.parametrize("planted", ["store.db", "store.db-wal"])
+def test_a_store_that_another_user_planted_in_a_shared_cache_is_refused(planted, tmp_path, monkeypatch):
+    """Before the fix, conversations were written to a file that every user could read."""
+    monkeypatch.setenv("LLMOPS_CACHE", str(tmp_path))
+    tmp_path.chmod(0o1777)
+    (tmp_path / planted).touch()
+    (tmp_path / planted).chmod(0o666)
+    for use in (cached_store, default_store):
+        with pytest.raises(ResourceError, match=rf"/{planted} can be written by another user, so llmops does not use"):
+            use()
+    (tmp_path / planted).chmod(0o600)
+    assert default_store() == f"sqlite:///{tmp_path}/store.db"
+    # an own link leads where the user wants
+    (tmp_path / planted).rename(tmp_path / "own")
+    (tmp_path / planted).symlink_to("own")
+    assert cached_store() == tmp_path / "store.db"

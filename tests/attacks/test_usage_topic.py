@@ -177,7 +177,12 @@ def test_a_gateway_without_a_key_is_refused_where_kafka_is_configured(tmp_path):
     with pytest.raises(InputError, match=r"the setting kafka.signing_keys has no usable keys \(0 found\)"):
         create_usage_check(settings)
     file = tmp_path / "keys"
-    for written, told in (("short", "1 found"), (f"{KEY}\n{OTHER}\n{KEY}1", "3 found"), ("", "0 found")):
+    for written, told in (
+        ("short", "1 found"),
+        (f"{KEY}\n{OTHER}\n{KEY}1", "3 found"),
+        ("", "0 found"),
+        (f"{KEY}\n" + "\0" * 40, "2 found"),
+    ):
         file.write_text(written)
         with pytest.raises(InputError, match=told) as refused:
             signing_keys(KafkaSettings(servers="127.0.0.1:9092", signing_keys_file=file))

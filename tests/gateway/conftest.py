@@ -22,7 +22,7 @@ def patient_with_stores(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def own_conversations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Conversations of gateways without a store are each test's own."""
-    monkeypatch.setattr("llmops.gateway.api.conversation_routes.cache_dir", lambda: tmp_path)
+    monkeypatch.setattr("llmops.gateway.api.conversation_routes.cached_store", lambda: tmp_path / "store.db")
 
 
 @pytest.fixture(scope="session")
