@@ -79,7 +79,10 @@ async def read_replicas(request: Request) -> FleetState:
                     raise
                 # a gateway with a single server does not serve GET /replicas
                 replicas = b'{"gateways": []}'
-        return FleetState(models=parse_json(models)["data"], gateways=parse_json(replicas)["gateways"])
+        return FleetState(
+            models=parse_json(models, surrogates=True)["data"],
+            gateways=parse_json(replicas, surrogates=True)["gateways"],
+        )
     except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, *MALFORMED) as error:
         if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == 403:
             raise ForbiddenError(
@@ -101,7 +104,7 @@ async def read_alerts(settings: Annotated[GatewaySettings, Depends(_settings)]) 
     url = f"{settings.web.prometheus.rstrip('/')}/api/v1/alerts"
     try:
         async with asyncio.timeout(PROMETHEUS_TIMEOUT), fair_client(timeout=PROMETHEUS_TIMEOUT) as client:
-            found = parse_json(await fetch_bounded(client, url, MAX_ANSWER_BYTES))["data"]["alerts"]
+            found = parse_json(await fetch_bounded(client, url, MAX_ANSWER_BYTES), surrogates=True)["data"]["alerts"]
         return AlertList(configured=True, data=sorted(map(_alert, found), key=_rank))
     except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, *MALFORMED) as error:
         detail = (

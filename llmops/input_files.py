@@ -89,11 +89,11 @@ def read_json(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> Any:
     return parse_json(read_bounded(path, max_bytes))
 
 
-def parse_json(raw: bytes | bytearray | str) -> Any:
+def parse_json(raw: bytes | bytearray | str, *, surrogates: bool = False) -> Any:
     """Parse JSON like `json.loads`, but raise ValueError for every kind of invalid input.
 
-    JSON of more than `MAX_JSON_DEPTH` levels is invalid, and so are texts with half of a surrogate
-    pair, which cannot be written to a file.
+    JSON of more than `MAX_JSON_DEPTH` levels is invalid. Without `surrogates`, so are texts with
+    half of a surrogate pair, which cannot be written to a file.
     """
     text = raw if isinstance(raw, str) else raw.decode("utf-8-sig")
     try:
@@ -106,6 +106,6 @@ def parse_json(raw: bytes | bytearray | str) -> Any:
         level = [value for values in inner for value in values if isinstance(value, (dict, list))]
     if level:
         raise ValueError("it is nested too deeply")
-    if _SURROGATE_ESCAPE.search(text) and any(map(_SURROGATE.search, json_texts(value, names=True))):
+    if not surrogates and _SURROGATE_ESCAPE.search(text) and any(map(_SURROGATE.search, json_texts(value, names=True))):
         raise ValueError("a text in it has half of a surrogate pair")
     return value

@@ -227,7 +227,7 @@ class ModerationFilter(TextFilter):
                     answer += chunk
                     if len(answer) > MAX_ANSWER_BYTES:
                         raise ValueError("the answer is too long for a moderation")
-            return self._finding(parse_json(answer))
+            return self._finding(parse_json(answer, surrogates=True))
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, *MALFORMED) as error:
             raise FilterUnavailableError(f"{without_secrets(self._url)}: {failure_reason(error)}") from error
 

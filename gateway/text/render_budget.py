@@ -242,4 +242,6 @@ def join_texts(texts: Iterable[str]) -> str:
     """
     parts = texts if isinstance(texts, list | tuple) else list(texts)
     check_result_size(sum(map(len, parts)))
-    return str(charge_value("".join(parts)))
+    text = "".join(parts)
+    spend_bytes(text.__sizeof__())
+    return text
