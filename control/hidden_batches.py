@@ -43,25 +43,41 @@ async def find_next_offset(partition: TopicPartition, position: int, options: di
         end = (await consumer.end_offsets([partition]))[partition]
         if await _is_readable(consumer, partition, position):
             return None
-        for direction, limit in ((-1, position - start), (1, end - 1 - position)):
-            hidden = position
-            for distance in _distances(limit):
-                readable = position + direction * distance
-                if not await _is_readable(consumer, partition, readable):
-                    hidden = readable
-                    continue
-                while abs(readable - hidden) > 1:
-                    middle = (readable + hidden) // 2
-                    if await _is_readable(consumer, partition, middle):
-                        readable = middle
-                    else:
-                        hidden = middle
-                if direction > 0:
-                    return readable
-                if (reached := await _read_up_to(consumer, partition, readable, position)) is not None:
-                    return reached
-                break
-    return None
+        before = await _nearest_readable(consumer, partition, position, -1, position - start)
+        if before is not None:
+            reached = await _read_up_to(consumer, partition, before, position)
+            if reached is not None:
+                return reached
+        return await _nearest_readable(consumer, partition, position, 1, end - 1 - position)
+
+
+async def _nearest_readable(
+    consumer: AIOKafkaConsumer, partition: TopicPartition, position: int, direction: int, limit: int
+) -> int | None:
+    """Return the readable offset that is nearest to the hidden `position`, or None.
+
+    Args:
+        consumer: A consumer that reads only `partition`.
+        partition: The partition.
+        position: An offset from which the broker returns nothing.
+        direction: -1 to search before the position, 1 to search after it.
+        limit: Maximum distance from the position.
+    """
+    hidden = position
+    for distance in _distances(limit):
+        readable = position + direction * distance
+        if await _is_readable(consumer, partition, readable):
+            break
+        hidden = readable
+    else:
+        return None
+    while abs(readable - hidden) > 1:
+        middle = (readable + hidden) // 2
+        if await _is_readable(consumer, partition, middle):
+            readable = middle
+        else:
+            hidden = middle
+    return readable
 
 
 def _distances(limit: int) -> Iterator[int]:

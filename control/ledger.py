@@ -212,27 +212,32 @@ class Ledger(LeaderJob):
         for partition, end in ends.items():
             position, now = await consumer.position(partition), time.monotonic()
             known, since = self._positions.get(partition, (None, now))
-            if position != known or end is None or end <= position:
-                self._positions[partition] = position, now
-            elif now - since >= STALL_SECONDS:
-                self._positions[partition] = position, now
-                source = f"{partition.topic}[{partition.partition}] at {position}"
-                options = {**_FETCH_OPTIONS, **client_options(self._kafka)}
-                try:
-                    async with asyncio.timeout(STALL_CHECK_SECONDS):
-                        following = await find_next_offset(partition, position, options)
-                except (KafkaError, OSError, TimeoutError) as error:
-                    log.warning(
-                        "The ledger cannot check what follows %s (%s); it retries.", source, type(error).__name__
-                    )
-                    continue
-                finally:
-                    # the search read these batches a second time
-                    kafka_batches.REJECTED.clear()
-                if following is not None:
-                    await _add_dead_letters(store, [DeadLetter(kafka_batches.DAMAGED, source, source.encode())])
-                    consumer.seek(partition, following)
-                    await consumer.commit({partition: following})
+            waits = position == known and end is not None and position < end
+            if waits and now - since < STALL_SECONDS:
+                continue
+            self._positions[partition] = position, now
+            if waits:
+                await self._leave_hidden_batch(consumer, store, partition, position)
+
+    async def _leave_hidden_batch(
+        self, consumer: AIOKafkaConsumer, store: Store, partition: TopicPartition, position: int
+    ) -> None:
+        source = f"{partition.topic}[{partition.partition}] at {position}"
+        try:
+            async with asyncio.timeout(STALL_CHECK_SECONDS):
+                following = await find_next_offset(
+                    partition, position, {**_FETCH_OPTIONS, **client_options(self._kafka)}
+                )
+        except (KafkaError, OSError, TimeoutError) as error:
+            log.warning("The ledger cannot check what follows %s (%s); it retries.", source, type(error).__name__)
+            return
+        finally:
+            # the search read these batches a second time
+            kafka_batches.REJECTED.clear()
+        if following is not None:
+            await _add_dead_letters(store, [DeadLetter(kafka_batches.DAMAGED, source, source.encode())])
+            consumer.seek(partition, following)
+            await consumer.commit({partition: following})
 
     async def _clear_read_attempts(self, store: Store) -> None:
         """Delete the record of where reading began, because reading did not crash the process."""

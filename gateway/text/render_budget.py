@@ -129,15 +129,13 @@ def charge_value(value: Any) -> Any:
         SecurityError: The rendering has written too much, or the container is too long.
     """
     kind = type(value)
-    if kind is str:
+    if isinstance(value, str):
         spend_bytes(value.__sizeof__())
     elif kind is list or kind is tuple:
         _check_value_size(ELEMENT_SIZE * len(value))
         spend_bytes(_SLOT_SIZE * len(value))
     elif kind is dict:
         spend_bytes(2 * ELEMENT_SIZE * len(value))
-    elif isinstance(value, str):
-        spend_bytes(value.__sizeof__())
     return value
 
 

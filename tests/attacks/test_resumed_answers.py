@@ -163,9 +163,18 @@ def run_of(answer: httpx.Response) -> str:
 
 async def billed(settings: GatewaySettings) -> dict[str, int]:
     """Return the billed tokens of each answer."""
-    async with await open_store(settings.store) as store, store.read() as connection:
-        rows = (await connection.execute(select(usage_records))).mappings().all()
+    async with await open_store(settings.store) as store:
+        rows = await billed_rows(store)
     return {row["request_id"]: row["output_tokens"] for row in rows}
+
+
+async def all_are_billed(settings: GatewaySettings, readers: list[ResumingReader]) -> None:
+    """Wait until the bills are those of the answers that `readers` read."""
+
+    async def are_billed() -> bool:
+        return (await billed(settings)).keys() == {reader.run for reader in readers}
+
+    await eventually(are_billed)
 
 
 async def test_a_valkey_that_is_flushed_after_a_takeover_gives_no_tokens_away(told, valkey, tmp_path, monkeypatch):
@@ -308,11 +317,7 @@ async def test_damaged_answers_in_valkey_end_no_others(told, valkey, tmp_path, m
             assert await good.whole(other) == told.text("Where is it?")
             await following
             assert again.text == good.text
-
-            async def are_billed() -> bool:
-                return (await billed(settings)).keys() == {reader.run for reader in readers}
-
-            await eventually(are_billed)
+            await all_are_billed(settings, readers)
     assert (await billed(settings))[good.run] == 40
 
 
@@ -333,11 +338,7 @@ async def test_readers_of_a_damaged_end_or_request_in_valkey_end(told, valkey, t
             answers = [await other.get(f"{OPENAI}/{reader.run}") for reader in readers]
         assert [answer.status_code for answer in answers] == [200, 410, 410]
         assert "is damaged; send the request again." in answers[0].text
-
-        async def are_billed() -> bool:
-            return (await billed(settings)).keys() == {reader.run for reader in readers}
-
-        await eventually(are_billed)
+        await all_are_billed(settings, readers)
 
 
 @pytest.fixture
