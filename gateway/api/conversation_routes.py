@@ -95,7 +95,12 @@ class ConversationRoutes:
             checkpoints: The state of answers that gateways share. None without Redis.
             checks: The checks to run for answers that are taken over from a lost gateway, and for
                 requests that write titles.
+
+        Raises:
+            LlmopsError: The cache folder, or the store in it, cannot be used.
         """
+        if settings.store is None:
+            cached_store()  # Fails here, because an error of the lifespan is reported as a traceback.
         self._settings, self._service, self._responses, self._checkpoints = settings, service, responses, checkpoints
         self.chats = ResumableChats(
             service, ChatRunRegistry(), self.store, responses, price, checkpoints, settings.conversations.stores, checks

@@ -5,6 +5,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from llmops.build.recipes.catalog import recipes
 from llmops.cache import cached_store
 from llmops.cli.accounts.admin_client import default_store
 from llmops.errors import ResourceError
+from llmops.gateway.app import create_app
+from llmops.gateway.settings import GatewaySettings
 from llmops.model_repository.server.shared_memory import SHM_DIR
 from llmops.process import descendants
 from tests.attacks.harness import record
@@ -71,7 +74,8 @@ def test_a_store_that_another_user_planted_in_a_shared_cache_is_refused(planted,
     tmp_path.chmod(0o1777)
     (tmp_path / planted).touch()
     (tmp_path / planted).chmod(0o666)
-    for use in (cached_store, default_store):
+    start = partial(create_app, GatewaySettings(triton="127.0.0.1:1"))
+    for use in (cached_store, default_store, start):
         with pytest.raises(ResourceError, match=rf"/{planted} can be written by another user, so llmops does not use"):
             use()
     (tmp_path / planted).chmod(0o600)
