@@ -452,9 +452,9 @@ class WebSettings(_Section):
     """Settings of the chat page and the administration page.
 
     Attributes:
-        hosts: Host names by which browsers may reach a gateway without API keys, in addition to
-            `localhost` and IP addresses. A page of another site could make any other name resolve
-            to the gateway.
+        hosts: Host names at which a gateway without API keys answers, in addition to IP addresses
+            and names without a public domain, such as `localhost`, `gateway` and `box.local`. A
+            page of another site could make any other name resolve to the gateway.
         prometheus: The URL of a Prometheus server, whose alerts the administration page shows.
     """
 

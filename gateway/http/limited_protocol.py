@@ -177,7 +177,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.limits.remove(self.address, self)
             self.address = None
         self.limits.unread.pop(self, None)
-        self._release_header()
+        if self._holds_header:
+            self._release_header()
         self._take_pipelined()
 
     def _drop(self) -> None:
@@ -228,9 +229,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 self.limits.hold_header(self, self._head)
 
     def _release_header(self) -> None:
-        if self._holds_header:
-            self._holds_header = False
-            self.limits.unfinished.release(self)
+        self._holds_header = False
+        self.limits.unfinished.release(self)
 
     def _end_of_piece(self, data: bytes, start: int) -> int:
         """Return the offset in `data` up to which the parser may read from offset `start` on.
@@ -333,7 +333,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         is_large = self._head > SMALL_HEADER
-        self._release_header()
+        if self._holds_header:
+            self._release_header()
         self._head = -1
         self._body = self._framing = 0
         self._length = None

@@ -14,7 +14,7 @@ from ipaddress import ip_address
 
 from starlette.types import Scope
 
-from llmops.gateway.auth.authentication import PAGE_ROUTES
+from llmops.gateway.auth.authentication import HEALTH_PREFIX, PAGE_ROUTES
 from llmops.gateway.errors import ForbiddenError
 from llmops.gateway.http.middleware import Check
 from llmops.gateway.http.request_context import RequestContext
@@ -31,6 +31,9 @@ _COOKIE_ROUTES = (
 )
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\[\]:@]+))(?::\d*)?")
 _SAME_ORIGIN = (b"same-origin", b"none")
+# No attacker can register a name under these domains (RFC 6761, RFC 6762, ICANN's `.internal`;
+# `svc` is Kubernetes' domain), nor a name without a dot.
+_PRIVATE_DOMAINS = ("localhost", "local", "internal", "svc")
 
 
 class OriginCheck(Check):
@@ -76,10 +79,18 @@ class TrustedHostCheck(Check):
 
     def __init__(self, hosts: list[str]) -> None:
         """Create the check. `hosts` are the host names of the gateway."""
-        self._hosts = frozenset(host.lower() for host in hosts)
+        known = frozenset(host.lower() for host in hosts)
+
+        @lru_cache(maxsize=256)
+        def accepts(header: bytes) -> bool:
+            host = _host_of(header.decode("latin-1").lower())
+            return is_private_host(host) or host in known
+
+        self._accepts = accepts
 
     def applies_to(self, method: str, route: str) -> bool:
-        return is_browser_route(route)
+        # A load balancer's health checks may name any host.
+        return not route.startswith(HEALTH_PREFIX)
 
     async def before(self, scope: Scope, context: RequestContext) -> None:
         """Check the host name. Runs after authentication.
@@ -89,8 +100,9 @@ class TrustedHostCheck(Check):
         """
         if context.caller.tenant_id or not context.caller.scopes:
             return
-        host = _host_of(context.headers.get(b"host", b"").decode("latin-1").lower())
-        if not is_local_host(host) and host not in self._hosts:
+        header = context.headers.get(b"host", b"")
+        if not self._accepts(header):
+            host = _host_of(header.decode("latin-1"))
             raise ForbiddenError(
                 f"This gateway requires no API key and does not accept the host name '{host[:80]}'. Use its IP "
                 "address, or add the name to the setting web.hosts.",
@@ -104,9 +116,9 @@ def is_browser_route(route: str) -> bool:
     return route.startswith("/api/") or route in PAGE_ROUTES
 
 
-def is_local_host(host: str) -> bool:
-    """Return True for `localhost` and IP addresses, which DNS cannot redirect."""
-    if host == "localhost" or host.endswith(".localhost"):
+def is_private_host(host: str) -> bool:
+    """Return True for IP addresses and for names that no page on the internet can resolve to others."""
+    if host and ("." not in host or host.endswith(tuple(f".{one}" for one in _PRIVATE_DOMAINS))):
         return True
     try:
         ip_address(host)
@@ -132,7 +144,9 @@ def _is_simple(headers: Mapping[bytes, bytes]) -> bool:
     if b"authorization" in headers or b"x-api-key" in headers:
         return False
     own = headers[b"origin"].lower().partition(b"://")[2] == headers.get(b"host", b"").lower()
-    return not own and b"json" not in headers.get(b"content-type", b"").lower()
+    # The parameters of a media type may contain anything.
+    media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    return not own and not media_type.endswith((b"/json", b"+json"))
 
 
 def _host_of(header: str) -> str:

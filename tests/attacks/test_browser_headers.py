@@ -52,8 +52,9 @@ def test_a_page_of_another_site_cannot_make_a_browser_post(gateway, engine, path
         return exchange(gateway, b"\r\n".join([*lines, b"content-length: %d" % len(body), b"", b""]) + body)
 
     simple, before = b"content-type: text/plain", engine.requests
-    assert b"foreign_origin" in post(simple, b"origin: https://evil.example")
-    assert b"foreign_origin" in post(simple, b"origin: null")
+    for media_type in (simple, simple + b";charset=application/json", simple + b";a=+json", b"content-type:"):
+        assert b"foreign_origin" in post(media_type, b"origin: https://evil.example")
+        assert b"foreign_origin" in post(media_type, b"origin: null")
     assert engine.requests == before
     for own in ([simple, b"origin: http://localhost:9000"], [simple]):
         assert b"foreign_origin" not in post(*own)
