@@ -13,7 +13,7 @@ from http import HTTPStatus
 from typing import Any, ClassVar
 
 from llmops.errors import LlmopsError
-from llmops.gateway.logging_setup import current_request
+from llmops.gateway.logging_setup import REQUEST_LINES, current_request
 
 log = logging.getLogger(__name__)
 
@@ -48,15 +48,15 @@ class ApiError(LlmopsError):
         param: The field of the request that is at fault.
         retry_after: Seconds after which a retry makes sense.
         detail: The error text of an engine, library or address, for the log only; see `log_detail`.
-        logged: The request for which the detail was logged last; several requests can end with one
-            error.
+        logged: The request that met the error last, because several can end with one error, and
+            whether the log has this request's line.
     """
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     code: str | None = None
     should_retry: bool = False
-    logged: str | None = None
+    logged: tuple[str, bool] = ("", False)
 
     def __init__(
         self,
@@ -86,7 +86,8 @@ class ApiError(LlmopsError):
     def public_message(self) -> str:
         """Return the message for the client, with the request's id if the log has more."""
         request = current_request.get()
-        return f"{self.message} The gateway's log has request {request}." if self.detail and request else self.message
+        is_logged = self.logged == (f"request {request}", True)
+        return f"{self.message} The gateway's log has request {request}." if is_logged else self.message
 
     @property
     def finish_reason(self) -> str:
@@ -417,8 +418,13 @@ def missing_parameter(where: str) -> InvalidRequestError:
 
 
 def log_detail(error: ApiError, where: str | None = None) -> None:
-    """Log the detail of an error, once per request. Outside of a request, `where` takes its place."""
+    """Log the detail of an error, once per request, and one line of a kind of error per second.
+
+    Outside of a request, `where` takes its place.
+    """
     place = where or f"request {current_request.get()}"
-    if error.detail and error.logged != place:
-        error.logged = place
-        log.error("%s: %s", place, error.full_message)
+    if error.detail and error.logged[0] != place:
+        suffix = REQUEST_LINES.suffix((type(error), error.code))
+        error.logged = place, suffix is not None
+        if suffix is not None:
+            log.error("%s: %s%s", place, error.full_message, suffix)

@@ -62,6 +62,16 @@ class RepeatedLines:
         return f" ({left_out} more since the last such line)" if left_out else ""
 
 
+#: The lines that requests can repeat without end: one line of each kind per second.
+REQUEST_LINES = RepeatedLines(1.0)
+
+
+def _limit(record: logging.LogRecord, *place: Hashable) -> bool:
+    suffix = REQUEST_LINES.suffix((record.name, *place))
+    record.msg = f"{record.msg}{suffix}"
+    return suffix is not None
+
+
 class RepeatedTracebacks(logging.Filter):
     """A filter that passes one traceback per second of each place where a request raised an exception.
 
@@ -69,18 +79,21 @@ class RepeatedTracebacks(logging.Filter):
     requests all pass: several outboxes may fail at the same place.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._lines = RepeatedLines(1.0)
-
     def filter(self, record: logging.LogRecord) -> bool:
-        if current_request.get() and record.exc_info and record.exc_info[2] is not None:
-            *_, (frame, line) = traceback.walk_tb(record.exc_info[2])
-            suffix = self._lines.suffix((record.name, frame.f_code, line))
-            if suffix is None:
-                return False
-            record.msg = f"{record.msg}{suffix}"
-        return True
+        if not (current_request.get() and record.exc_info and record.exc_info[2] is not None):
+            return True
+        *_, (frame, line) = traceback.walk_tb(record.exc_info[2])
+        return _limit(record, frame.f_code, line)
+
+
+def request_logger(name: str) -> logging.Logger:
+    """Return the logger of a module whose lines requests can repeat.
+
+    Each place in the module logs one line per second. `RepeatedTracebacks` limits tracebacks.
+    """
+    log = logging.getLogger(name)
+    log.addFilter(lambda record: bool(record.exc_info) or _limit(record, record.lineno))
+    return log
 
 
 def configure_logging(level: str) -> None:

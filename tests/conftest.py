@@ -14,6 +14,7 @@ import hypothesis
 import pytest
 import setuptools  # noqa: F401  before anything else can bring distutils in: torch asks for setuptools' own
 
+from llmops.gateway.logging_setup import REQUEST_LINES
 from tests.support.engines import smollm2_engine
 
 # Images of Python often forbid bytecode files. Each of the programs that a run starts would then
@@ -33,6 +34,12 @@ if hypothesis.settings.get_current_profile_name() == "default":
     slow = [hypothesis.HealthCheck.too_slow]
     hypothesis.settings.register_profile("untimed", deadline=None, max_examples=30, suppress_health_check=slow)
     hypothesis.settings.load_profile("untimed")
+
+
+@pytest.fixture(autouse=True)
+def log_lines() -> None:
+    """Let each test log all kinds of lines: the test before it may have logged the same less than a second ago."""
+    REQUEST_LINES._last.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,6 @@ the same rows. The first request imports the module, because SQLAlchemy is an op
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import AsyncIterator, Callable, MutableSequence, Sequence
 from contextlib import suppress
@@ -39,6 +38,7 @@ from llmops.gateway.errors import ApiError, ForbiddenError, InvalidRequestError
 from llmops.gateway.http.request_body import BodyReader
 from llmops.gateway.http.request_context import context_of
 from llmops.gateway.interfaces import Caller
+from llmops.gateway.logging_setup import request_logger
 from llmops.gateway.schemas.conversation_requests import (
     BranchRequest,
     ConversationRequest,
@@ -49,7 +49,7 @@ from llmops.input_files import MALFORMED
 from llmops.store.columns import canonical_uuid
 from llmops.store.conversations import Conversation, NewMessage
 
-log = logging.getLogger(__name__)
+log = request_logger(__name__)
 
 #: Number of conversations on a page of the list, by default and at most. Entries have no messages,
 #: so a large page is still a small response.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import re
 import time
 from abc import abstractmethod
@@ -59,6 +58,7 @@ from llmops.gateway.http.middleware import Check
 from llmops.gateway.http.request_context import RequestContext, context_of
 from llmops.gateway.http.sse import DisconnectWatcher, EventSource, EventStreamResponse
 from llmops.gateway.interfaces import FINISH_REASONS, Caller, Outcome, Usage, shared_answer_id
+from llmops.gateway.logging_setup import request_logger
 from llmops.gateway.routing.providers import ProviderModel
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.schemas.chat_request import ChatRequest
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from llmops.gateway.conversations.conversation_turn import ConversationTurn
     from llmops.gateway.conversations.followed_run import FollowedRun
 
-log = logging.getLogger(__name__)
+log = request_logger(__name__)
 
 Price = Callable[[datetime, str, Usage], int | None]
 #: Maximum number of times that gateways take over an answer. A request that crashes its gateway

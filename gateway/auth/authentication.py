@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import logging
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -26,13 +25,14 @@ from llmops.gateway.http.chunked_writer import SERVER_SEND_KEY
 from llmops.gateway.http.middleware import Check
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Caller, Outcome
+from llmops.gateway.logging_setup import request_logger
 from llmops.gateway.settings import GatewaySettings, OidcSettings
 from llmops.urls import is_loopback
 
 if TYPE_CHECKING:
     from llmops.gateway.auth.keys import KeyDirectory
 
-log = logging.getLogger(__name__)
+log = request_logger(__name__)
 
 #: Seconds between two polls for revoked keys with running answers. Three polls fit into the 30 s
 #: after which a revoked key is refused.

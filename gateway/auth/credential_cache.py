@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -13,8 +12,9 @@ from llmops.background import cancel_tasks
 from llmops.gateway.auth.directory import CredentialUnavailableError, Directory
 from llmops.gateway.errors import InvalidKeyError, PrematureTokenError, UnavailableError
 from llmops.gateway.interfaces import Caller
+from llmops.gateway.logging_setup import request_logger
 
-log = logging.getLogger(__name__)
+log = request_logger(__name__)
 
 FRESH_SECONDS = 30.0
 STALE_SECONDS = 3600.0

@@ -7,7 +7,6 @@ the response and its events from the log of the answer's deltas.
 from __future__ import annotations
 
 import copy
-import logging
 from typing import Any, cast
 
 from pydantic import BaseModel
@@ -20,8 +19,9 @@ from llmops.gateway.conversations.response_builder import Event, ResponseBuilder
 from llmops.gateway.conversations.response_run import ResponseSaver
 from llmops.gateway.conversations.response_store import StoredResponse
 from llmops.gateway.interfaces import FinishReason
+from llmops.gateway.logging_setup import request_logger
 
-log = logging.getLogger(__name__)
+log = request_logger(__name__)
 
 
 class BackgroundFormat(BaseModel):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable
@@ -18,11 +17,12 @@ from llmops.gateway.generation.answer import Answer
 from llmops.gateway.generation.parsers.output_processor import ContentDelta, OutputDelta, ReasoningDelta
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Usage, UsageOwner
+from llmops.gateway.logging_setup import request_logger
 
 if TYPE_CHECKING:
     from llmops.gateway.conversations.checkpoints import AnswerCheckpoint
 
-log = logging.getLogger(__name__)
+log = request_logger(__name__)
 
 #: Seconds that an answer runs on without a reader: long enough to reload a page or to change
 #: networks.

@@ -12,7 +12,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.errors import LlmopsError
 from llmops.gateway.errors import ApiError, UnavailableError
-from llmops.gateway.logging_setup import RepeatedLines
 from llmops.gateway.ratelimit.slots import FairSlots
 from llmops.store.factory import LazyStore, within
 
@@ -23,9 +22,6 @@ STORE_TIMEOUT = 5.0
 #: Maximum number of searches and reads of whole conversations that a gateway process runs at once,
 #: so that other work finds a free connection and a core.
 MAX_LONG_READS = 2
-#: Minimum seconds between two log lines about failures: a caller that sends many requests at once
-#: can make its own requests time out.
-LOG_INTERVAL = 1.0
 
 
 class Database:
@@ -41,7 +37,6 @@ class Database:
         """
         self._store = LazyStore(url, pool_size=2)
         self._subject, self._advice = subject, advice
-        self._lines = RepeatedLines(LOG_INTERVAL)
         self._long_reads = FairSlots(MAX_LONG_READS)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -99,10 +94,8 @@ class Database:
         except LlmopsError as error:
             if "Could not decode" in str(getattr(error.__cause__, "orig", "")):
                 raise ValueError("a text of a damaged row is not UTF-8") from error
-            # Set a detail only if a log line is due: only errors with a detail are logged.
-            suffix = self._lines.suffix(self._subject)
             raise UnavailableError(
                 f"{self._subject} cannot be read or written now; try again, or {self._advice}.",
                 code=f"{self._subject.split()[-1].lower()}_unavailable",
-                detail="" if suffix is None else error.message + suffix,
+                detail=error.message,
             ) from error

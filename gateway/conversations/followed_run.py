@@ -6,7 +6,6 @@ The tokens come from Redis (`checkpoints.py`) and are rendered into the same eve
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 
 from llmops.gateway.conversations.answer_run import AnswerFormat, AnswerRun, replay_batches
@@ -15,9 +14,10 @@ from llmops.gateway.conversations.checkpoints import CheckpointStore, FollowedTo
 from llmops.gateway.errors import ApiError, InternalError, UnavailableError
 from llmops.gateway.generation.choice import Choice
 from llmops.gateway.interfaces import FINISH_REASONS, Usage, shared_answer_id
+from llmops.gateway.logging_setup import request_logger
 from llmops.input_files import MALFORMED
 
-log = logging.getLogger(__name__)
+log = request_logger(__name__)
 
 #: Seconds without a reply of Redis after which readers are disconnected, so that they reconnect to
 #: any gateway.

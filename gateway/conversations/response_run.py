@@ -6,7 +6,6 @@ The text of the answer becomes items and events, and the result is stored.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 
 from llmops.background import TaskSet
@@ -19,8 +18,9 @@ from llmops.gateway.errors import ApiError, CancelledStreamError, UnavailableErr
 from llmops.gateway.generation.answer import Answer, ChoiceDelta
 from llmops.gateway.generation.answer_events import AnswerEvents
 from llmops.gateway.http.request_context import RequestContext
+from llmops.gateway.logging_setup import request_logger
 
-log = logging.getLogger(__name__)
+log = request_logger(__name__)
 
 
 class ResponseSaver:

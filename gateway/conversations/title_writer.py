@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Sequence
 
@@ -14,8 +13,9 @@ from llmops.gateway.generation.chat_generation import answer_message
 from llmops.gateway.http.middleware import Check
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Caller, Outcome
+from llmops.gateway.logging_setup import request_logger
 
-log = logging.getLogger(__name__)
+log = request_logger(__name__)
 
 #: Maximum length of a title in tokens: enough for six words.
 MAX_TITLE_TOKENS = 24

@@ -6,7 +6,6 @@ adds the cost of the requests that it settles.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -15,10 +14,11 @@ from typing import Protocol
 
 from llmops.background import TaskSet
 from llmops.gateway.interfaces import Quota
+from llmops.gateway.logging_setup import request_logger
 from llmops.gateway.ratelimit.backend import Limiter
 from llmops.gateway.ratelimit.buckets import Limit
 
-log = logging.getLogger(__name__)
+log = request_logger(__name__)
 
 #: Seconds between two queries of the ledger for one budget, which bounds the load on the store.
 LEDGER_INTERVAL = 30.0

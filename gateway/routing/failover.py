@@ -22,7 +22,6 @@ generates them again, and delivered if the stream stays.
 from __future__ import annotations
 
 import asyncio
-import logging
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -49,6 +48,7 @@ from llmops.gateway.interfaces import (
     TokenSink,
     TokenStream,
 )
+from llmops.gateway.logging_setup import request_logger
 from llmops.gateway.routing.merged_stream import MergedStream
 from llmops.gateway.routing.resubmission import (
     has_finished,
@@ -60,7 +60,7 @@ from llmops.gateway.routing.resubmission import (
 )
 from llmops.gateway.telemetry.event_loop_lag import PROCESS_STALL_THRESHOLD
 
-log = logging.getLogger(__name__)
+log = request_logger(__name__)
 
 #: Maximum number of failovers per sequence. Preemptions do not count, because the request did not
 #: cause them.

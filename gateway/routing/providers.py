@@ -32,7 +32,6 @@ from llmops.gateway.interfaces import (
     TokenStream,
     Usage,
 )
-from llmops.gateway.logging_setup import RepeatedLines
 from llmops.gateway.ratelimit.slots import FairSlots
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.settings import EVERY_TENANT, GatewaySettings, ProviderSettings
@@ -50,8 +49,6 @@ BYTES_PER_TOKEN = 3
 TEMPLATE_TOKENS = 1024
 #: Maximum size of a line in a provider's stream, in bytes. A delta has a few hundred bytes.
 MAX_LINE_BYTES = 1 << 20
-#: Seconds between two log lines about the same failure, because each request may cause it.
-LOG_INTERVAL = 1.0
 #: Maximum number of events that wait for the client, which bounds the memory for a slow client.
 #: While as many wait, the provider's connection is not read.
 MAX_WAITING_EVENTS = 64
@@ -189,7 +186,6 @@ class Provider:
         """
         self.name, self.settings = name, settings
         self.slots = FairSlots(settings.concurrent)
-        self._log_lines = RepeatedLines(LOG_INTERVAL)
         key = _read_key(name, settings)
         headers = {"accept": "text/event-stream", "accept-encoding": "identity", OVERFLOW_HEADER: "1"}
         self.client = fair_client(
@@ -197,11 +193,6 @@ class Provider:
             timeout=httpx.Timeout(float(settings.timeout), connect=connect),
             limits=httpx.Limits(max_connections=settings.concurrent, keepalive_expiry=KEEP_ALIVE),
         )
-
-    def log_detail(self, kind: str, detail: str) -> str | None:
-        """Return an error's detail for the log, or None if this `kind` was logged just now."""
-        suffix = self._log_lines.suffix(kind)
-        return None if suffix is None else detail + suffix
 
     @property
     def url(self) -> str:
@@ -420,14 +411,14 @@ class ProviderStream(TokenStream):
     def _unusable(self, detail: str) -> ApiError:
         name = self._provider.name
         message = f"The provider {name}, to which this request overflowed, gave no usable answer; try again."
-        return ProviderError(message, detail=self._provider.log_detail("unusable", detail))
+        return ProviderError(message, detail=detail)
 
     def _away(self, error: Exception, what: str) -> ApiError:
         name = self._provider.name
         return UnavailableError(
             f"The provider {name}, to which this request overflowed, {what}; try again.",
             code="provider_unavailable",
-            detail=self._provider.log_detail("away", type(error).__name__),
+            detail=type(error).__name__,
         )
 
 

@@ -9,11 +9,14 @@ from unittest.mock import Mock
 import httpx
 import pytest
 
-from llmops.gateway.errors import UnavailableError
-from llmops.gateway.logging_setup import RepeatedTracebacks, current_request
+from llmops.gateway.conversations.response_store import ResponseRecord
+from llmops.gateway.errors import OverloadedError, UnavailableError, log_detail
+from llmops.gateway.logging_setup import REQUEST_LINES, RepeatedTracebacks, current_request
 from tests.attacks.harness import exchange, record, scaled
+from tests.attacks.test_stored_responses import away
 from tests.gateway.test_conversations import chats
 from tests.support.gateway_stack import running
+from tests.support.waiting import eventually
 
 __all__ = ["chats"]
 
@@ -97,7 +100,7 @@ def test_a_fault_that_a_request_repeats_shows_its_traceback_once_a_second():
 def impatient(monkeypatch):
     """The store is away for each request, and the log has one line about it."""
     monkeypatch.setattr("llmops.gateway.conversations.database.STORE_TIMEOUT", 0.0)
-    monkeypatch.setattr("llmops.gateway.conversations.database.LOG_INTERVAL", 1000.0)
+    monkeypatch.setattr(REQUEST_LINES, "_interval", 1000.0)
 
 
 async def test_requests_that_wait_for_each_other_write_one_line(impatient, chats, caplog):
@@ -118,3 +121,49 @@ async def test_a_provider_that_is_away_writes_one_line_a_second(card, tokenizer,
     assert {answer.json()["error"]["code"] for answer in answers} == {"provider_unavailable"}
     lines = [line for line in caplog.messages if "The provider cloud" in line]
     assert 1 <= len(lines) <= 1 + (time.monotonic() - began)
+
+
+async def test_background_answers_that_cannot_be_stored_write_one_line_a_second(
+    card, tokenizer, tmp_path, monkeypatch, caplog
+):
+    """Before the fix, 300 answers whose clients left wrote 99 lines in a second."""
+    tried: set[str] = set()
+
+    def fails(row: ResponseRecord) -> bool:
+        if not row.running:
+            tried.add(row.id)
+        return not row.running
+
+    monkeypatch.setattr("llmops.gateway.conversations.chat_run.SAVE_INTERVAL", 0.05)
+    monkeypatch.setattr("llmops.gateway.conversations.chat_run.MAX_STORE_OUTAGE", 0.1)
+    away(monkeypatch, fails)
+    async with running(card, tokenizer, store=f"sqlite:///{tmp_path}/store.db", open=True) as stack:
+        began = time.monotonic()
+        for _ in range(20):
+            stack.say("42")
+            body = {"model": "tiny", "input": "What is it?", "background": True}
+            await stack.client.post("/v1/responses", json=body)
+        await eventually(lambda: len(tried) == 20)
+        await eventually(lambda: "was not stored, because" in caplog.text)
+    for kind in ("is not stored yet", "was not stored, because"):
+        lines = [line for line in caplog.messages if kind in line]
+        record(f"{len(lines)} lines for 20 answers: {kind}")
+        assert 1 <= len(lines) <= 1 + (time.monotonic() - began), kind
+
+
+def test_errors_of_a_kind_write_one_line_a_second_and_name_only_requests_in_the_log(caplog):
+    """Before the fix, 64 waiting grammars of a client wrote a line of each further request, 28 in a second."""
+    claims = []
+    for number in range(28):
+        for kind in (OverloadedError, UnavailableError):
+            token = current_request.set(f"req-{number}")
+            error = kind("Try again later.", detail="64 new grammars are waiting")
+            log_detail(error)
+            log_detail(error)
+            claims += [number] * ("The gateway's log has request" in error.public_message)
+            current_request.reset(token)
+    assert len(caplog.messages) == 2
+    assert claims == [0, 0]
+    REQUEST_LINES._last = {kind: (at - 1, omitted) for kind, (at, omitted) in REQUEST_LINES._last.items()}
+    log_detail(OverloadedError("Try again later.", detail="64 new grammars are waiting"))
+    assert caplog.messages[-1].endswith("(27 more since the last such line)")

@@ -15,6 +15,7 @@ from typing import Any
 
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.interfaces import ReplicaState
+from llmops.gateway.logging_setup import REQUEST_LINES
 from llmops.gateway.replica_address import server_address
 from llmops.gateway.routing.model_registry import ModelReplica, ReplicaRegistry, first_ready
 from llmops.gateway.routing.replicas.compatibility import (
@@ -113,7 +114,8 @@ class EncoderLoadBalancer:
                 if isinstance(error, UnavailableError):
                     problem = error
                 reason = error.full_message if isinstance(error, UnavailableError) else "it does not answer"
-                log.warning("Replica %s failed on a batch of texts: %s", replica.replica, reason)
+                if (suffix := REQUEST_LINES.suffix(("encoder", replica.replica))) is not None:
+                    log.warning("Replica %s failed on a batch of texts: %s%s", replica.replica, reason, suffix)
         raise problem
 
     def _state(self, replica: EncoderReplica) -> ReplicaState:
