@@ -204,8 +204,9 @@ class ConversationEndpoints:
                 damaged.append(response_id)
                 continue
             hold(COPIES * row.size)
+            del row
             yield line
-            del row, line
+            del line
 
     async def _created(self, request: Request, model: type[ConversationRequest]) -> Conversation:
         body = await self._intake.load(model, request)
@@ -307,8 +308,9 @@ async def _lines(
             damaged.append(public_id(branch.conversation))
             continue
         hold(COPIES * len(line) + MESSAGE_BYTES * len(branch.every))
+        del branch  # The client may take long to read the line.
         yield line
-        del branch, line  # A read that is cancelled would keep both until a full collection.
+        del line  # A read that is cancelled would keep it until a full collection.
     async for line in responses:
         yield line
         del line

@@ -416,8 +416,9 @@ class ConversationStore:
                 damaged.append(_public_id(key))
                 continue
             if branch is not None:
-                yield branch
-                del branch  # Release the messages before the next conversation is read.
+                found = [branch]
+                del branch  # This frame must not keep the messages while a client reads their line.
+                yield found.pop()
 
     async def purge(self, caller: Caller, tenant: str | None = None, user: str | None = None) -> int:
         """Permanently delete all conversations of the caller, a user or a tenant.

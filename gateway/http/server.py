@@ -27,6 +27,9 @@ SEND_BUFFER_BYTES = 128 * 1024
 #: accepts one per iteration and file descriptor, so that a new connection would wait for as many
 #: iterations as connections came before it.
 ACCEPTS_PER_TURN = 16
+#: Size, in bytes, from which malloc maps a block of its own, which returns to the system when it is
+#: freed. Only whole bodies and answers are as large.
+MAPPED_BLOCK_BYTES = 256 * 1024
 #: Seconds that shutting down may take after a second signal. An unavailable store must not keep the
 #: process alive.
 FORCED_SHUTDOWN_TIMEOUT = 2.0
@@ -107,21 +110,26 @@ class DrainingServer(uvicorn.Server):
 
 
 def tune_memory() -> None:
-    """Collect garbage rarely and never among imported modules, and share two arenas of glibc's malloc.
+    """Collect garbage rarely and never among imported modules, and bound what glibc's malloc keeps.
 
     Tokens create short-lived objects without cycles. By default, a collection every 700 allocations
     costs CPU time and finds nothing (docs/decisions/0003).
 
     By default, every thread has an arena, which keeps what it freed from other threads. It also
     reserves 64 MiB of addresses: under a limit on addresses, such as `ulimit -v`, a new thread has
-    no room to start, and CPython's `Thread.start` waits for the thread forever.
+    no room to start, and CPython's `Thread.start` waits for the thread forever. The threads
+    therefore share two arenas.
+
+    By default, the first large block that is freed, up to 32 MiB, makes malloc take blocks of its
+    size from the arenas, where smaller blocks that live longer keep them from the system.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
-    m_arena_max = -8  # M_ARENA_MAX of malloc.h
+    m_mmap_threshold, m_arena_max = -3, -8  # of malloc.h
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).mallopt(m_arena_max, 2)
+        ctypes.CDLL(None).mallopt(m_mmap_threshold, MAPPED_BLOCK_BYTES)
 
 
 def uvicorn_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
