@@ -18,6 +18,7 @@ from llmops.background import cancel_tasks
 from llmops.clocks import wait_with_timeout
 from llmops.fair_client import fair_client
 from llmops.gateway.auth.directory import CredentialUnavailableError
+from llmops.gateway.auth.verification_keys import VerificationKey, read_verification_key
 from llmops.gateway.errors import UnavailableError
 from llmops.untrusted_text import escape_unsafe
 from llmops.urls import fetch_bounded, is_secure_url, without_secrets
@@ -35,15 +36,7 @@ FETCH_TIMEOUT = 5.0
 #: Maximum number of tokens that wait for the next fetch because their key id is unknown. Strangers
 #: can send such tokens.
 MAX_WAITING = 1000
-#: Maximum length of an RSA modulus in base64 characters, which is 16,384 bits: checking a signature
-#: takes longer with each bit.
-_MAX_MODULUS_LENGTH = 2731
 _MAX_BYTES = 2**20
-#: Fields of a key that are kept. The private fields, which an issuer may publish by mistake, would
-#: make each check of a token take 0.4 s.
-_PUBLIC_FIELDS = frozenset({"kty", "kid", "alg", "n", "e", "crv", "x", "y"})
-#: Types of public keys by the first letters of their signature algorithms.
-_KEY_TYPES = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP"}
 DISCOVERY_PATH = "/.well-known/openid-configuration"
 
 
@@ -59,7 +52,7 @@ class JwksCache:
         self, issuer: str, url: str | None, refresh: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._issuer, self._url, self._refresh, self._clock = issuer, url, refresh, clock
-        self._keys: Mapping[str | None, Sequence[Mapping[str, Any]]] | None = None
+        self._keys: Mapping[str | None, Sequence[VerificationKey]] | None = None
         self._read_at = self._tried_at = float("-inf")
         self._slowdown = 1.0
         self._reading: asyncio.Task[None] | None = None
@@ -70,10 +63,11 @@ class JwksCache:
         self._begun = self._keys_from = 0
         self._waiting = 0
 
-    async def find(self, kid: str | None, algorithm: str) -> Mapping[str, Any] | None:
+    async def find(self, kid: str | None, algorithm: str) -> Any | None:
         """Return the key with this id for an algorithm, or None if the issuer has no such key.
 
-        Keys of different types may share an id (RFC 7517, section 4.5).
+        Keys of different types may share an id (RFC 7517, section 4.5). Among keys of one type, the
+        first one counts.
 
         An unknown key id waits for the next fetch: strangers who invent ids must neither decide
         when the keys are fetched nor cause tokens with a new key to be refused.
@@ -99,8 +93,7 @@ class JwksCache:
             )
         if not self._knows(kid, begun):
             await self._next_reading(kid, begun)
-        kind = _KEY_TYPES[algorithm[:2]]
-        return next((key for key in self._keys.get(kid, ()) if key["kty"] == kind), None)
+        return next((one.key for one in self._keys.get(kid, ()) if algorithm in one.algorithms), None)
 
     def _is_due(self) -> bool:
         return self._clock() - self._read_at >= self._refresh and self._wait_time() <= 0
@@ -176,7 +169,7 @@ class JwksCache:
         self._away, self._read_at, self._keys = False, self._clock(), keys
         self._keys_from, self._slowdown = self._begun, max(1.0, 0.9 * self._slowdown)
 
-    async def _fetch(self) -> Mapping[str | None, Sequence[Mapping[str, Any]]]:
+    async def _fetch(self) -> Mapping[str | None, Sequence[VerificationKey]]:
         """Return the issuer's public signing keys by their ids.
 
         A single key is also found without an id.
@@ -188,18 +181,14 @@ class JwksCache:
         keys = found.get("keys")
         if not isinstance(keys, list):
             raise ValueError("the response has no list of keys named `keys`")
-        fit = [
-            {name: value for name, value in key.items() if name in _PUBLIC_FIELDS}
-            for key in keys
-            if isinstance(key, dict) and _is_signing_key(key)
-        ]
+        fit = [(entry.get("kid"), key) for entry in keys if (key := read_verification_key(entry))]
         # An issuer that starts or fails may publish an empty set for a moment.
         if not fit:
             raise ValueError("the response has no public key for signatures")
-        by_id: dict[str | None, list[dict[str, Any]]] = {None: fit} if len(fit) == 1 else {}
-        for key in fit:
-            if isinstance(key.get("kid"), str):
-                by_id.setdefault(key["kid"], []).append(key)
+        by_id: dict[str | None, list[VerificationKey]] = {None: [fit[0][1]]} if len(fit) == 1 else {}
+        for kid, key in fit:
+            if isinstance(kid, str):
+                by_id.setdefault(kid, []).append(key)
         return by_id
 
     async def _discovered(self) -> str:
@@ -220,11 +209,3 @@ class JwksCache:
         if not isinstance(found, dict):
             raise ValueError(f"{without_secrets(url)} is not a JSON object")
         return found
-
-
-def _is_signing_key(key: dict[str, Any]) -> bool:
-    """Return True for a public signing key of a supported type and size."""
-    kind, modulus = key.get("kty"), key.get("n", "")
-    if not isinstance(kind, str) or kind not in _KEY_TYPES.values() or key.get("use") == "enc":
-        return False
-    return isinstance(modulus, str) and len(modulus) <= _MAX_MODULUS_LENGTH

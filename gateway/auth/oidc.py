@@ -124,14 +124,12 @@ class OidcDirectory(Directory):
                 f"This gateway accepts tokens signed with {', '.join(self._settings.algorithms)}; this token is "
                 "signed with another algorithm."
             )
-        jwk = await self._jwks.find(kid, algorithm)
-        if jwk is None:
+        key = await self._jwks.find(kid, algorithm)
+        if key is None:
             raise InvalidKeyError(INVALID_TOKEN_MESSAGE)
         try:
-            # A key that names its algorithm is valid only for this algorithm.
-            key = jwt.PyJWK(dict(jwk), jwk.get("alg") or algorithm)
             return jwt.decode(
-                token, key, list(self._settings.algorithms), {"require": list(_REQUIRED)},
+                token, key, [algorithm], {"require": list(_REQUIRED)},
                 audience=self._settings.audience, issuer=self._settings.issuer, leeway=self._settings.leeway,
             )  # fmt: skip
         except jwt.ImmatureSignatureError as error:

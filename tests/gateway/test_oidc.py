@@ -13,6 +13,8 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
 from llmops.gateway.auth.authentication import keys_required
 from llmops.gateway.auth.credential_cache import CachedDirectory
@@ -32,6 +34,13 @@ from tests.support.pages import Page, PageServer
 from tests.support.waiting import Clock
 
 AUDIENCE = "llmops"
+
+
+def public_jwk(private: PrivateKeyTypes) -> dict:
+    key = private.public_key()
+    kinds = {rsa.RSAPublicKey: RSAAlgorithm, ec.EllipticCurvePublicKey: ECAlgorithm}
+    kind = next((kind for one, kind in kinds.items() if isinstance(key, one)), OKPAlgorithm)
+    return kind.to_jwk(key, as_dict=True)
 
 
 class Issuer:
@@ -57,9 +66,7 @@ class Issuer:
         return {"keys": [self.public(name) for name in self.published]}
 
     def public(self, name: str, **fields) -> dict:
-        key = self.private[name].public_key()
-        kind = jwt.algorithms.RSAAlgorithm if isinstance(key, rsa.RSAPublicKey) else jwt.algorithms.ECAlgorithm
-        return {**kind.to_jwk(key, as_dict=True), "kid": name, "use": "sig", **fields}
+        return {**public_jwk(self.private[name]), "kid": name, "use": "sig", **fields}
 
     def pem(self, name: str) -> bytes:
         pem, info = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
