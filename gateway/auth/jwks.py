@@ -37,6 +37,8 @@ FETCH_TIMEOUT = 5.0
 #: can send such tokens.
 MAX_WAITING = 1000
 _MAX_BYTES = 2**20
+#: Maximum number of key ids that are kept from earlier fetches.
+_MAX_KEPT = 1000
 DISCOVERY_PATH = "/.well-known/openid-configuration"
 
 
@@ -46,13 +48,17 @@ class JwksCache:
     The keys are fetched from `url`, or from the address in the issuer's discovery document. A fetch
     starts every `refresh` seconds in the background, and at once for an unknown key id, but at most
     once every `MIN_REFRESH_INTERVAL` seconds, and less often if the issuer answers 429.
+
+    A key that a fetch does not return any longer counts until `refresh` seconds after the last
+    fetch that returned the key: the servers of an issuer may publish different keys for a while.
     """
 
     def __init__(
         self, issuer: str, url: str | None, refresh: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._issuer, self._url, self._refresh, self._clock = issuer, url, refresh, clock
-        self._keys: Mapping[str | None, Sequence[VerificationKey]] | None = None
+        #: For each key id, its keys and the time of the last fetch that returned them.
+        self._keys: Mapping[str | None, tuple[float, Sequence[VerificationKey]]] | None = None
         self._read_at = self._tried_at = float("-inf")
         self._slowdown = 1.0
         self._reading: asyncio.Task[None] | None = None
@@ -84,7 +90,7 @@ class JwksCache:
         begun = self._begun
         if self._keys is None and (self._reading or self._slowdown == 1 or self._wait_time() <= 0):
             await asyncio.shield(self._read())
-        elif kid in (self._keys or ()) and self._is_due():
+        elif self._usable(kid) and self._is_due():
             self._read()
         if self._keys is None:
             raise UnavailableError(
@@ -93,7 +99,12 @@ class JwksCache:
             )
         if not self._knows(kid, begun):
             await self._next_reading(kid, begun)
-        return next((one.key for one in self._keys.get(kid, ()) if algorithm in one.algorithms), None)
+        return next((one.key for one in self._usable(kid) if algorithm in one.algorithms), None)
+
+    def _usable(self, kid: str | None) -> Sequence[VerificationKey]:
+        """Return the keys with this id that the last fetch returned, or one within `refresh` seconds."""
+        fetched_at, keys = (self._keys or {}).get(kid, (self._read_at, ()))
+        return keys if fetched_at == self._read_at or self._clock() - fetched_at < self._refresh else ()
 
     def _is_due(self) -> bool:
         return self._clock() - self._read_at >= self._refresh and self._wait_time() <= 0
@@ -131,7 +142,7 @@ class JwksCache:
 
         After such a fetch, a key that is not known does not exist.
         """
-        return self._keys_from > begun or kid in (self._keys or ())
+        return self._keys_from > begun or bool(self._usable(kid))
 
     async def close(self) -> None:
         await cancel_tasks(self._reading)
@@ -166,7 +177,11 @@ class JwksCache:
             return
         if self._away:
             log.warning("The keys of %s can be read again.", without_secrets(self._issuer))
-        self._away, self._read_at, self._keys = False, self._clock(), keys
+        now = self._clock()
+        # A token without a key id is checked by the only key of the last fetch.
+        earlier = {kid: found for kid, found in (self._keys or {}).items() if kid is not None and self._usable(kid)}
+        self._keys = (earlier if len(earlier) <= _MAX_KEPT else {}) | {kid: (now, found) for kid, found in keys.items()}
+        self._away, self._read_at = False, now
         self._keys_from, self._slowdown = self._begun, max(1.0, 0.9 * self._slowdown)
 
     async def _fetch(self) -> Mapping[str | None, Sequence[VerificationKey]]:

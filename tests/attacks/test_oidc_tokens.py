@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import random
 import threading
 import time
 import tracemalloc
@@ -389,6 +390,30 @@ def test_a_token_of_a_new_key_waits_at_most_for_the_next_fetch(monkeypatch, refr
         await cache.close()
 
     run_in_virtual_time(rotations())
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_keys_that_the_servers_of_an_issuer_publish_by_turns_are_known_together(monkeypatch, early):
+    """Before the fix, 118 of 400 tokens were refused. A removed key counts for `refresh`, as before."""
+    refresh, removed_at = 300, 2000
+
+    async def tokens() -> None:
+        clock, chosen = asyncio.get_running_loop().time, random.Random(2)
+        cache = cache_before(lambda: (200, chosen.choice("AB" if clock() < removed_at else "B")), monkeypatch, refresh)
+        known = []
+        while clock() < removed_at:
+            known.append(await cache.find(chosen.choice("AB"), "RS256") is not None)
+            await asyncio.sleep(5)
+        begun = clock()
+        while await cache.find("A", "RS256"):
+            if early:
+                assert await cache.find(str(clock()), "RS256") is None
+            await asyncio.sleep(1)
+        assert clock() - begun <= refresh + MIN_REFRESH_INTERVAL
+        await cache.close()
+        assert known.count(False) < len(known) / 20
+
+    run_in_virtual_time(tokens())
 
 
 async def test_tokens_wait_for_the_reading_after_a_429(issuer, monkeypatch):

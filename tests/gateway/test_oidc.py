@@ -236,6 +236,9 @@ async def test_a_new_key_is_taken_at_once_and_an_old_one_is_not_for_long(issuer)
         # read again, because the key is not known
         issuer.published.append("stranger")
         assert await tokens.find(issuer.token("stranger"))
+        assert await tokens.find(issuer.token("rsa"))
+        clock.now += 300 - MIN_REFRESH_INTERVAL
+        assert await tokens.find(issuer.token("stranger"))
         assert (issuer.asked, await refusal(tokens, issuer.token("rsa"))) == (2, WRONG)
 
 
