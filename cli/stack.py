@@ -25,7 +25,7 @@ from llmops.build.engine_folder.manifest import FILE_NAME
 from llmops.build.job.build_engine import build
 from llmops.build.spec import BuildSpec
 from llmops.build.target_facts import TargetName
-from llmops.cache import cache_dir
+from llmops.cache import cache_dir, check_own_folders
 from llmops.cli.accounts.admin_client import current_audit_context, default_store
 from llmops.cli.output import print_line
 from llmops.cli.progress import make_progress
@@ -74,6 +74,8 @@ def build_engine(
     quant = quant or default_quant(checkpoint, target)
     place = folder or cache_dir() / "up" / f"{_slug(checkpoint)}-{target}-{quant}-tp{tp}"
     made = _make_folder(place)
+    if folder is None:
+        check_own_folders(place, cache_dir())
     spec = BuildSpec(checkpoint=checkpoint, output=place / "engine", target=target, quant=quant, tp=tp, name=name)
     try:
         build(spec, make_progress())

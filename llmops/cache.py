@@ -36,11 +36,14 @@ def cache_dir() -> Path:
 def check_own_folders(folder: Path, top: Path) -> None:
     """Check that only this user, or root, writes `folder` and the folders between it and `top`.
 
+    Folders that do not exist yet pass.
+
     Raises:
         ResourceError: Another user owns one of the folders or may write it.
     """
     for one in (folder, *(parent for parent in folder.parents if parent.is_relative_to(top) and parent != top)):
-        _check_owner(one)
+        with suppress(FileNotFoundError):
+            _check_owner(one)
 
 
 def cached_store() -> Path:

@@ -39,6 +39,8 @@ def _stamp(path: Path) -> list[int]:
 
 def _read(record: Path) -> dict | None:
     try:
+        if record.lstat().st_uid not in (os.getuid(), 0):
+            return None  # another user's, in a shared LLMOPS_CACHE
         known = json.loads(record.read_text())
     except (OSError, ValueError):
         return None

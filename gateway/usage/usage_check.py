@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from starlette.types import Scope
 
 from llmops.background import LogOnce, TaskSet, cancel_tasks, every
-from llmops.cache import cache_dir
+from llmops.cache import cache_dir, check_own_folders
 from llmops.distribution import missing_extra
 from llmops.errors import InputError, ResourceError
 from llmops.gateway.errors import UnavailableError
@@ -453,5 +453,9 @@ def _root(settings: GatewaySettings, store: str) -> Path:
     """
     from llmops.gateway.usage.ledger_sink import place_of
 
-    root = settings.usage.outbox or cache_dir() / "usage"
-    return root / hashlib.sha256(place_of(store).encode()).hexdigest()[:12]
+    name = hashlib.sha256(place_of(store).encode()).hexdigest()[:12]
+    if settings.usage.outbox is not None:
+        return settings.usage.outbox / name
+    root = cache_dir() / "usage" / name
+    check_own_folders(root, cache_dir())
+    return root

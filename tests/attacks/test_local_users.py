@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 
+from llmops.build.checkpoint.hashing import sha256_of
 from llmops.build.recipes.catalog import recipes
 from llmops.cache import cached_store
 from llmops.cli.accounts.admin_client import default_store
+from llmops.cli.stack import build_engine
 from llmops.errors import ResourceError
 from llmops.gateway.app import create_app
 from llmops.gateway.settings import GatewaySettings
+from llmops.gateway.usage.usage_check import create_usage_check
 from llmops.model_repository.server.shared_memory import SHM_DIR
 from llmops.process import descendants
 from tests.attacks.harness import record
@@ -84,3 +87,33 @@ def test_a_store_that_another_user_planted_in_a_shared_cache_is_refused(planted,
     (tmp_path / planted).rename(tmp_path / "own")
     (tmp_path / planted).symlink_to("own")
     assert cached_store() == tmp_path / "store.db"
+
+
+@pytest.mark.parametrize("planted", ["up", "usage"])
+def test_folders_that_another_user_planted_in_a_shared_cache_are_refused(planted, tmp_path, monkeypatch):
+    """Before the fix, `up` ran the engine in the folder, and usage was written where every user could delete it."""
+    monkeypatch.setenv("LLMOPS_CACHE", str(tmp_path))
+    uses = {
+        "up": partial(build_engine, "nowhere/checkpoint", "openvino", "int8", 1, None, None),
+        "usage": partial(create_usage_check, GatewaySettings(triton="127.0.0.1:1", store=f"sqlite:///{tmp_path}/a.db")),
+    }
+    (tmp_path / planted).mkdir()
+    (tmp_path / planted).chmod(0o777)
+    with pytest.raises(ResourceError, match=rf"/{planted} can be written by another user, so llmops does not use"):
+        uses[planted]()
+
+
+def test_a_digest_that_another_user_planted_in_a_shared_cache_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.setenv("LLMOPS_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "model.bin"
+    file.write_bytes(b"weights")
+    digest = sha256_of(file)
+    [record] = (tmp_path / "cache" / "sha256").iterdir()
+    record.write_text(record.read_text().replace(digest, "0" * 64))
+    assert sha256_of(file) == "0" * 64, "an own record is used"
+    others = os.getuid() + 1
+    if os.getuid():
+        monkeypatch.setattr("os.getuid", lambda: others)
+    else:
+        os.chown(record, others, -1)
+    assert sha256_of(file) == digest
