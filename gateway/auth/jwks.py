@@ -40,6 +40,8 @@ _MAX_BYTES = 2**20
 #: Maximum number of key ids that are kept from earlier fetches.
 _MAX_KEPT = 1000
 DISCOVERY_PATH = "/.well-known/openid-configuration"
+#: The keys of an id, after the time of the last fetch that returned them.
+_Fetched = tuple[float, Sequence[VerificationKey]]
 
 
 class JwksCache:
@@ -57,8 +59,7 @@ class JwksCache:
         self, issuer: str, url: str | None, refresh: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._issuer, self._url, self._refresh, self._clock = issuer, url, refresh, clock
-        #: For each key id, its keys and the time of the last fetch that returned them.
-        self._keys: Mapping[str | None, tuple[float, Sequence[VerificationKey]]] | None = None
+        self._keys: Mapping[str | None, _Fetched] | None = None
         self._read_at = self._tried_at = float("-inf")
         self._slowdown = 1.0
         self._reading: asyncio.Task[None] | None = None
@@ -179,7 +180,9 @@ class JwksCache:
             log.warning("The keys of %s can be read again.", without_secrets(self._issuer))
         now = self._clock()
         # A token without a key id is checked by the only key of the last fetch.
-        earlier = {kid: found for kid, found in (self._keys or {}).items() if kid is not None and self._usable(kid)}
+        earlier: dict[str | None, _Fetched] = {
+            kid: found for kid, found in (self._keys or {}).items() if kid is not None and self._usable(kid)
+        }
         self._keys = (earlier if len(earlier) <= _MAX_KEPT else {}) | {kid: (now, found) for kid, found in keys.items()}
         self._away, self._read_at = False, now
         self._keys_from, self._slowdown = self._begun, max(1.0, 0.9 * self._slowdown)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, cast, get_args
 
 import httpx
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
 from pydantic_core import to_json
 
 from llmops.errors import InputError
@@ -139,6 +139,15 @@ class _ProviderChunk(_Chunk):
     error: Any = None
     usage: _Counts | None = None
     choices: list[ChunkChoice] = Field(default_factory=list)
+
+    @field_validator("usage", mode="wrap")
+    @classmethod
+    def _without_unusable_counts(cls, usage: Any, validate: ValidatorFunctionWrapHandler) -> _Counts | None:
+        """Drop counts of wrong types or sizes: the answer beside them is whole, and is estimated."""
+        try:
+            return cast(_Counts | None, validate(usage))
+        except ValidationError:
+            return None
 
 
 class ProviderBatch(TokenBatch):

@@ -394,6 +394,23 @@ async def test_a_provider_bills_no_more_than_the_request_and_its_context_allow(c
             assert (usage["prompt_tokens"], usage["completion_tokens"]) == billed
 
 
+@pytest.mark.parametrize(
+    "counts",
+    [7, [], {}, {"prompt_tokens": -1}, {"prompt_tokens": "11"}, {"prompt_tokens": 2**31, "completion_tokens": 7},
+     {"prompt_tokens": 11, "prompt_tokens_details": {"cached_tokens": -1}}],
+)  # fmt: skip
+async def test_an_answer_with_unusable_counts_is_given_and_estimated(card, tokenizer, scripted, counts):
+    """Before the fix, an unstreamed answer was a 502 that was billed by estimate, and a stream ended with an error."""
+    scripted.says(delta(content="Hi there."), delta("stop"), {"choices": [], "usage": counts}, "[DONE]")
+    async with overflowing(card, tokenizer, **settings_for(scripted.url)) as own:
+        answer = await own.chat()
+        assert (answer.status_code, said(answer)) == (200, "Hi there.")
+        events = await own.events(stream_options={"include_usage": True})
+        assert text_of(events[:-2]) == "Hi there."
+        assert events[-2]["usage"] == answer.json()["usage"]
+        assert answer.json()["usage"]["completion_tokens"] == 3
+
+
 async def test_names_of_unknown_fields_are_shown_as_with_an_engine(card, tokenizer, scripted, caplog):
     """Before, they were written raw into a header: no answer, a traceback in the log, and spans of any size."""
     scripted.says(delta(content="Hi"), delta("stop"))
