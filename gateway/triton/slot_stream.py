@@ -12,8 +12,8 @@ from llmops.gateway.interfaces import TokenBatch, TokenSink, TokenStream
 from llmops.gateway.triton.response_reader import error_from_message
 from llmops.gateway.triton.step_writer import Submission
 
-#: Maximum number of tokens that are merged into one batch for a slow reader. Merging copies the
-#: batch, so larger batches would cost quadratic time.
+#: Maximum number of tokens that are merged into one batch for a slow reader, which renders a batch
+#: at once.
 MAX_MERGED_TOKENS = 64
 
 
@@ -39,6 +39,8 @@ class SlotStream(TokenStream):
         # kept until the engine's first entry for the slot, to be sent again over a new connection
         self.unconfirmed: Submission | None = submission
         self._batches: deque[TokenBatch] = deque()
+        # the last unread batch of each sequence
+        self._last: dict[int, TokenBatch] = {}
         self._waiter: asyncio.Future | None = None
         self._sink: TokenSink | None = None
         self._taken: list[TokenBatch] | None = None
@@ -58,7 +60,10 @@ class SlotStream(TokenStream):
                 await self._waiter
             finally:
                 self._waiter = None
-        return self._batches.popleft()
+        batch = self._batches.popleft()
+        if self._last.get(batch.sequence) is batch:
+            del self._last[batch.sequence]
+        return batch
 
     def attach(self, sink: TokenSink, taken: list[TokenBatch] | None = None) -> None:
         self._sink, self._taken = sink, taken
@@ -78,17 +83,24 @@ class SlotStream(TokenStream):
         self._wake()
 
     def _keep(self, batch: TokenBatch) -> None:
-        """Store a batch for the reader, merged into the last unread batch if there is room.
+        """Store a batch for the reader, merged into its sequence's last unread batch if there is room.
 
-        Merging keeps the memory for a slow client at a few dozen bytes per token.
+        Merging keeps the memory for a slow reader at a few dozen bytes per token. The batches share
+        their lists with no one else.
         """
-        last = self._batches[-1] if self._batches else None
-        if last is None or last.sequence != batch.sequence or len(last.tokens) >= MAX_MERGED_TOKENS:
+        last = self._last.get(batch.sequence)
+        if (
+            last is None
+            or len(last.tokens) >= MAX_MERGED_TOKENS
+            or (last.logprobs is None, last.tops is None) != (batch.logprobs is None, batch.tops is None)
+        ):
             self._batches.append(batch)
-        else:
-            logprobs = None if batch.logprobs is None else [*(last.logprobs or ()), *batch.logprobs]
-            tops = None if batch.tops is None else [*(last.tops or ()), *batch.tops]
-            self._batches[-1] = last._replace(tokens=[*last.tokens, *batch.tokens], logprobs=logprobs, tops=tops)
+            self._last[batch.sequence] = batch
+            return
+        for kept, new in ((last.tokens, batch.tokens), (last.logprobs, batch.logprobs), (last.tops, batch.tops)):
+            if new is not None:
+                assert isinstance(kept, list)
+                kept.extend(new)
 
     def mark(self, flags: int, error: str | None) -> None:
         self.unconfirmed = None
@@ -108,6 +120,7 @@ class SlotStream(TokenStream):
         if not self._cancelled:
             self._cancelled = True
             self._batches.clear()
+            self._last.clear()
             self._leave(self.number)
             self._wake()
 
