@@ -26,7 +26,7 @@ from llmops.gateway.generation.answer_events import AnswerEvents
 from llmops.gateway.generation.app_state import AppState
 from llmops.gateway.generation.chat_generation import ChatGeneration, validate_chat
 from llmops.gateway.generation.choice import Choice
-from llmops.gateway.generation.parsers.output_processor import OutputDelta
+from llmops.gateway.generation.parsers.output_processor import OutputDelta, add_deltas, merge_adjacent
 from llmops.gateway.http.middleware import GatewayApp
 from llmops.gateway.http.request_context import context_of
 from llmops.gateway.http.sse import DisconnectWatcher
@@ -151,13 +151,13 @@ async def collect_choices(answer: Answer) -> list[dict[str, Any]]:
     entries: defaultdict[Choice, list[dict[str, Any]]] = defaultdict(list)
     while (delta := await answer.next()) is not None:
         choice, text, _ = delta
-        pieces[choice].extend(choice.sort(text))
+        add_deltas(pieces[choice], choice.sort(text))
         if choice.logprobs is not None:
             entries[choice].extend(map(chat_logprob_entry, choice.take_logprobs(text) or ()))
     return [
         {
             "index": choice.index,
-            "message": message_of(pieces[choice]),
+            "message": message_of(merge_adjacent(pieces[choice])),
             "logprobs": chat_logprobs(entries[choice]) if choice.logprobs is not None else None,
             "finish_reason": choice.finish_reason,
         }

@@ -3,6 +3,17 @@
 import re
 import subprocess
 import sys
+from functools import partial
+
+from llmops.gateway.generation.parsers.output_processor import (
+    DELTAS_BETWEEN_MERGES,
+    ContentDelta,
+    OutputDelta,
+    ReasoningDelta,
+    ToolCallDelta,
+    add_deltas,
+    merge_adjacent,
+)
 
 TUNED = """
 import ctypes, sys, threading
@@ -42,6 +53,17 @@ def test_large_blocks_return_to_the_system():
     """Before the fix, 600 readers of 8 MB left 257 MiB of a gateway behind in four waves, and 77 MiB after it."""
     mapped = re.findall(r'<total type="mmap" count="\d+" size="(\d+)"', malloc_info(AFTER_A_LARGER_BLOCK))
     assert sum(map(int, mapped)) >= 8_000_000
+
+
+def test_deltas_of_an_answer_that_is_sent_whole_are_merged_as_they_come():
+    """Before the fix, each token of a chat took 80 bytes until the end, and a long tool call quadratic time."""
+    found: list[OutputDelta] = []
+    numbers = [f"{number} " for number in range(50_000)]
+    for kind in (ReasoningDelta, ContentDelta, partial(ToolCallDelta, 0, None, None)):
+        for number in numbers:
+            add_deltas(found, [kind(number)])
+            assert len(found) <= DELTAS_BETWEEN_MERGES + 3
+    assert [delta.text for delta in merge_adjacent(found)] == ["".join(numbers)] * 3
 
 
 def malloc_info(program: str) -> str:

@@ -41,7 +41,7 @@ from llmops.gateway.generation.answer import Answer
 from llmops.gateway.generation.app_state import AppState
 from llmops.gateway.generation.chat_generation import ChatGeneration, validate_chat
 from llmops.gateway.generation.choice import Choice
-from llmops.gateway.generation.parsers.output_processor import OutputDelta, ToolCallDelta
+from llmops.gateway.generation.parsers.output_processor import OutputDelta, ToolCallDelta, add_deltas
 from llmops.gateway.http.anthropic_errors import REQUEST_ID_HEADER, envelope_json
 from llmops.gateway.http.middleware import GatewayApp
 from llmops.gateway.http.request_body import validate_body
@@ -99,7 +99,7 @@ class MessagesEndpoints:
         async def collect(answer: Answer) -> dict[str, Any]:
             pieces_of: defaultdict[Choice, list[OutputDelta]] = defaultdict(list)
             while (delta := await answer.next()) is not None:
-                pieces_of[delta.choice] += delta.choice.sort(delta.text)
+                add_deltas(pieces_of[delta.choice], delta.choice.sort(delta.text))
             (choice,) = answer.choices
             pieces = pieces_of[choice]
             called = any(isinstance(piece, ToolCallDelta) for piece in pieces)

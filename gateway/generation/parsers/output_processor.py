@@ -11,7 +11,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import NamedTuple
+
+#: Number of deltas of an answer that is sent whole after which they are merged.
+DELTAS_BETWEEN_MERGES = 1024
 
 
 class ContentDelta(NamedTuple):
@@ -135,13 +139,20 @@ class ProcessorChain(OutputProcessor):
 def merge_adjacent(deltas: Iterable[OutputDelta]) -> list[OutputDelta]:
     """Return `deltas` with adjacent deltas of the same kind, and of the same call, merged."""
     merged: list[OutputDelta] = []
-    for delta in deltas:
-        last = merged[-1] if merged else None
-        if last is not None and _kind(last) == _kind(delta):
-            merged[-1] = with_text(last, last.text + delta.text)
-        else:
-            merged.append(delta)
+    for _, same in groupby(deltas, _kind):
+        found = list(same)
+        merged.append(with_text(found[0], "".join(delta.text for delta in found)))
     return merged
+
+
+def add_deltas(found: list[OutputDelta], deltas: Sequence[OutputDelta]) -> None:
+    """Append the deltas of an answer that is sent whole.
+
+    They are merged from time to time, because a delta takes some 80 bytes for a token's text.
+    """
+    found += deltas
+    if deltas and len(found) % DELTAS_BETWEEN_MERGES == 0:
+        found[:] = merge_adjacent(found)
 
 
 def _kind(delta: OutputDelta) -> tuple[type[OutputDelta], int]:
