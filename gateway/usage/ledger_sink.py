@@ -12,10 +12,11 @@ from sqlalchemy import Connection
 
 from llmops.clocks import utc_now
 from llmops.gateway.interfaces import Usage, UsageEvent
-from llmops.gateway.logging_setup import RepeatedLines
+from llmops.gateway.logging_setup import RepeatedLines, request_logger
 from llmops.gateway.usage.billing import micros
 from llmops.gateway.usage.event_formats import MAX_COST_MICROS, to_cloud_event
 from llmops.gateway.usage.sink import UsageSink
+from llmops.store import usage_writes
 from llmops.store.columns import DAMAGED, canonical_uuid, store_time
 from llmops.store.dead_letters import DeadLetter, add_dead_letters
 from llmops.store.factory import LazyStore, within
@@ -34,6 +35,8 @@ from llmops.store.usage_writes import (
 from llmops.untrusted_text import escape_unsafe, strip_unsafe
 
 log = logging.getLogger(__name__)
+# Anyone who can write to the topic can repeat the lines about the numbers and records of events.
+request_logger(usage_writes.__name__)
 
 #: The user of all requests without a key. They share one user, because clients could otherwise
 #: create any number of rows.

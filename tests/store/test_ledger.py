@@ -231,6 +231,14 @@ async def test_usage_of_a_gateway_whose_clock_is_ahead_is_of_now(store, url, cap
     assert caplog.text.count("its usage is billed as of now") == 1
 
 
+async def test_gateways_whose_event_numbers_jump_write_one_line_a_second(store, url, caplog):
+    """Before the fix, a batch of 1,000 events wrote as many lines."""
+    sink = LedgerSink(url)
+    await sink.write([event(2**40, gateway_id=f"gw-{number}") for number in range(20)])
+    await sink.close()
+    assert caplog.text.count("The event numbers of gateway") == 1
+
+
 async def test_whatever_an_event_says_the_tables_take_it(store, url):
     """One that they refused would stop all that is behind it."""
     sink = LedgerSink(url)
