@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmops.cli.options import ANY_PATH, Duration, OutputFile, option_groups, reject_options, reject_other_options
-from llmops.cli.output import console
+from llmops.cli.output import console, print_line
 from llmops.cli.service.command_defaults import bench_defaults
 from llmops.cli.service.service_command import file_options, for_each_model
 from llmops.errors import InputError, LlmopsError
@@ -185,12 +185,12 @@ def _write(document: Document, json_path: Path | None, html_path: Path | None) -
         click.echo(json.dumps(document.to_json()))
     elif json_path is not None:
         document.write(json_path)
-        click.echo(f"Wrote {json_path}")
+        print_line(f"Wrote {json_path}")
     if html_path is not None:
         from llmops.perf.report.html_page import write_page
 
         write_page(document, html_path)
-        click.echo(f"Wrote {html_path}")
+        print_line(f"Wrote {html_path}")
 
 
 def _compare(first: Path, second: Path) -> None:

@@ -10,8 +10,10 @@ import click
 
 from llmops.build.target_facts import NAMES
 from llmops.cli.options import ANY_PATH, FILE_PATH, option_groups, reject_options, reject_other_options
+from llmops.cli.output import print_json
 from llmops.cli.service.command_defaults import build_defaults
 from llmops.cli.service.service_command import file_options, for_each_model, model_option
+from llmops.untrusted_text import escape_unsafe
 
 if TYPE_CHECKING:
     from llmops.build.engine_folder.manifest import EngineManifest, QualityMetrics
@@ -156,7 +158,8 @@ def command(
         from llmops.build.job.dry_run import dry_run as plan
 
         planned = plan(spec)
-        click.echo(json.dumps(planned._asdict(), indent=2) if as_json else planned.text())
+        text = json.dumps(planned._asdict(), indent=2) if as_json else planned.text()
+        click.echo(escape_unsafe(text, len(text), lines=True))
         return
     _show(*build(spec, make_progress(), force), spec.output, as_json)
 
@@ -187,7 +190,10 @@ def _target_flags(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _show(manifest: EngineManifest, cached: bool, output: Path, as_json: bool) -> None:
-    click.echo(manifest.model_dump_json(indent=2) if as_json else _summary(manifest, output, cached))
+    if as_json:
+        print_json(manifest.model_dump(mode="json"))
+    else:
+        click.echo(_summary(manifest, output, cached))
 
 
 def _planned(file: Path, parameters: dict[str, Any]) -> dict[str, Any]:
@@ -225,12 +231,13 @@ def _summary(manifest: EngineManifest, output: Path, cached: bool) -> str:
     state = "Up to date, nothing done (--force builds it again):" if cached else "Built"
     limits, weights = manifest.limits, manifest.quantisation.weights
     quality = _quality(manifest, manifest.quality) if manifest.quality is not None else ""
+    shown = escape_unsafe(str(output))
     if not manifest.complete:
-        return quality + _left_over(manifest, output, size)
+        return quality + _left_over(manifest, shown, size)
     return quality + (
         f"{state} {manifest.name} ({manifest.architecture}, {manifest.target}, weights {weights}) "
-        f"in {output}: {size / 2**20:.0f} MiB, batch {limits.max_batch_size}, {limits.max_seq_len} tokens.\n"
-        f"Next: llmops repo {output} -o REPO"
+        f"in {shown}: {size / 2**20:.0f} MiB, batch {limits.max_batch_size}, {limits.max_seq_len} tokens.\n"
+        f"Next: llmops repo {shown} -o REPO"
     )
 
 
@@ -241,7 +248,7 @@ def _quality(manifest: EngineManifest, quality: QualityMetrics) -> str:
     return "\n".join([*quality_lines(quality, QualityGates.of_engine(manifest)), ""])
 
 
-def _left_over(manifest: EngineManifest, output: Path, size: int) -> str:
+def _left_over(manifest: EngineManifest, output: str, size: int) -> str:
     gpus = manifest.parallelism.world_size
     return (
         f"Quantised {manifest.name} ({manifest.architecture}, weights {manifest.quantisation.weights}) for {gpus} "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from llmops.cli.options import FILE_PATH, described_options, reject_other_options
+from llmops.cli.output import print_line
 from llmops.errors import InputError
 from llmops.output_files import write_text
 from llmops.yaml_files import write_yaml
@@ -66,9 +67,9 @@ def command(
     chart = make_helm_values(loaded, cluster, lambda model: _planned(loaded, model))
     _write(write_yaml(chart.values), output)
     for note in chart.notes:
-        click.echo(note, err=True)
+        print_line(note, err=True)
     if output is not None:
-        click.echo(f"Next: helm install NAME deploy/helm/llmops -f {output}")
+        print_line(f"Next: helm install NAME deploy/helm/llmops -f {output}")
 
 
 def _write(text: str, output: Path | None) -> None:
@@ -76,7 +77,7 @@ def _write(text: str, output: Path | None) -> None:
         click.echo(text, nl=False)
         return
     write_text(output, text)
-    click.echo(f"Wrote {output}.")
+    print_line(f"Wrote {output}.")
 
 
 def _planned(loaded: LoadedService, model: str) -> PlannedReplicas:

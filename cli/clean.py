@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from llmops.cli.output import print_line
 from llmops.errors import InputError, ResourceError
 
 # Name of a part → the part's files in the cache folder, and a description. `all` never removes the
@@ -62,7 +63,8 @@ def command(names: tuple[str, ...], yes: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"folder": str(folder), "parts": [asdict(part) for part in found]}, indent=2))
     elif not expected:
-        click.echo(f"{folder}\n")
+        print_line(str(folder))
+        click.echo()
         for part in found:
             click.echo(f"{part.name:10}{_size(part.bytes):>10}  {part.holds}")
         click.echo("\nRemove some with `llmops clean NAME...`.")
@@ -109,7 +111,7 @@ def _remove(folder: Path, part: CachePart, yes: bool, quiet: bool) -> None:
             f"{error.filename or part.path} cannot be removed ({error.strerror}); run `llmops clean` as its owner."
         ) from error
     if not quiet:
-        click.echo(f"Removed {part.path} ({_size(part.bytes)}).")
+        print_line(f"Removed {part.path} ({_size(part.bytes)}).")
 
 
 def _confirmed(question: str) -> bool:

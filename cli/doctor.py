@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from llmops.untrusted_text import escape_unsafe
+
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the checks as JSON.")
@@ -32,9 +34,9 @@ def command(ctx: click.Context, as_json: bool, deep: bool) -> None:
     else:
         for check in checks:
             colour = {"ok": "green", "not ok": "red"}.get(check.status, "yellow")
-            click.echo(f"{click.style(f'{check.status:7}', fg=colour)}{check.name:22}{check.detail}")
+            click.echo(f"{click.style(f'{check.status:7}', fg=colour)}{check.name:22}{escape_unsafe(check.detail)}")
             if check.fix:
-                click.echo(f"{'':7}{'':22}→ {check.fix}")
+                click.echo(f"{'':7}{'':22}→ {escape_unsafe(check.fix)}")
     ctx.exit(0 if healthy(checks) else 1)
 
 
@@ -46,7 +48,9 @@ def _deep(ctx: click.Context, as_json: bool) -> None:
         found.append(one)
         if not as_json:
             colour = {"seen": "green", "failed": "red"}.get(one.outcome, "yellow")
-            click.echo(f"{click.style(f'{one.outcome:12}', fg=colour)}{one.name:48} {one.detail}".rstrip())
+            click.echo(
+                f"{click.style(f'{one.outcome:12}', fg=colour)}{one.name:48} {escape_unsafe(one.detail)}".rstrip()
+            )
     if as_json:
         click.echo(json.dumps({"ok": not any_failed(found), "found": [asdict(one) for one in found]}, indent=2))
     ctx.exit(1 if any_failed(found) else 0)

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from llmops.cli.options import FILE_PATH
+from llmops.cli.output import print_line
 from llmops.errors import InputError
 from llmops.output_files import write_text
 
@@ -63,7 +64,7 @@ def command(
     write_text(output, text)
     read(output)
     write_text(output.with_name(SCHEMA), json.dumps(schema(), indent=1) + "\n")
-    click.echo(
+    print_line(
         f"Wrote {output}, and {SCHEMA} for editors. Next: llmops up -f {output}{' --profile laptop' if gpu else ''}"
     )
 

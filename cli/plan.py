@@ -12,7 +12,7 @@ from llmops.build.plan.speed.workload import TARGET_LATENCIES, PlanWorkload
 from llmops.build.quant_formats import PLANNED
 from llmops.build.target_facts import GPU_TARGETS
 from llmops.cli.options import EXISTING_FOLDER, FILE_PATH, Duration, OutputFile, Share, option_groups, reject_options
-from llmops.cli.output import console, table_console
+from llmops.cli.output import console, print_line, table_console
 from llmops.cli.service.command_defaults import plan_defaults
 from llmops.cli.service.service_command import file_options, for_each_model, model_option
 from llmops.errors import InputError
@@ -187,10 +187,10 @@ def command(
     print_plan(plan, table_console(PIPED_WIDTH))
     if save:
         chosen = plan.best
-        click.echo(f"Wrote {save}: {chosen.replicas}x {chosen.name} on {chosen.gpus} x {chosen.gpu.name}")
+        print_line(f"Wrote {save}: {chosen.replicas}x {chosen.name} on {chosen.gpus} x {chosen.gpu.name}")
     for path in (html, written):
         if path:
-            click.echo(f"Wrote {path}")
+            print_line(f"Wrote {path}")
 
 
 def _named(checkpoint: str) -> str:

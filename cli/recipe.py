@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from llmops.cli.options import FILE_PATH
+from llmops.cli.output import print_line
 
 if TYPE_CHECKING:
     from llmops.build.recipes.catalog import Recipe
@@ -74,7 +75,8 @@ def use(name: str, output: Path | None) -> None:
         shutil.copyfile(recipe.file, file)
     except OSError as error:
         raise InputError(f"{file} cannot be written ({error.strerror}); name a file in a folder that exists.") from None
-    click.echo(f"Wrote {file}.\nNext: {_build(recipe, str(file))}")
+    print_line(f"Wrote {file}.")
+    print_line(f"Next: {_build(recipe, str(file))}")
 
 
 def _build(recipe: Recipe, file: str) -> str:

@@ -7,6 +7,7 @@ import click
 
 from llmops.cli.openai_client import ChatClient, embed_texts
 from llmops.cli.options import training_options
+from llmops.cli.output import print_line
 
 
 @click.group("router")
@@ -47,4 +48,4 @@ def train(examples: Path, url: str, model: str, output: Path, max_missed: float,
     click.echo(f"{'':<12} to small  to large")
     click.echo(f"{'easy texts':<12} {report.small_kept:>8}  {report.small_raised:>8}")
     click.echo(f"{'hard texts':<12} {report.large_missed:>8}  {report.large_found:>8}")
-    click.echo(f"Wrote {output}.")
+    print_line(f"Wrote {output}.")

@@ -112,7 +112,7 @@ def train(examples: Path, url: str, model: str, output: Path, max_false_positive
             f"{category:<20} recall {recall:.0%}  false positives {wrong:.0%}  threshold "
             f"{head['thresholds'][category]:.2f}"
         )
-    click.echo(f"Wrote {output}.")
+    print_line(f"Wrote {output}.")
 
 
 @command.command("redteam")

@@ -12,7 +12,7 @@ import click
 
 from llmops.cli.options import ANY_PATH, FILE_PATH, Duration, OutputFile, option_groups, reject_options
 from llmops.cli.output import console as terminal_console
-from llmops.cli.output import table_console
+from llmops.cli.output import print_line, table_console
 from llmops.errors import InputError
 from llmops.units import parse_duration
 
@@ -383,4 +383,4 @@ def _write(documents: list[tuple[str, Document]], json_path: Path | None, html_p
             if path is not None:
                 to = path if len(documents) == 1 else path.with_name(f"{path.stem}-{way}{path.suffix}")
                 write(to)
-                click.echo(f"Wrote {to}")
+                print_line(f"Wrote {to}")

@@ -11,6 +11,7 @@ import click
 from llmops.build.checkpoint.known_models import BUNDLED
 from llmops.build.target_facts import NAMES, TargetName
 from llmops.cli.options import ANY_PATH, FILE_PATH, reject_options, reject_other_options, serving_option
+from llmops.cli.output import print_line
 from llmops.cli.service.command_defaults import up_defaults
 from llmops.cli.service.service_command import current_selection, file_options, for_all_models
 from llmops.distribution import llmops_command
@@ -110,7 +111,7 @@ def command(
         else:
             engine = build_engine(checkpoint, target, quant, tp, name, folder)
             repository, models = make_repository(engine, folder, serving or "", stack.tenants_apart, name)
-        click.echo(f"Repository {repository}. Starting Triton ...", err=True)
+        print_line(f"Repository {repository}. Starting Triton ...", err=True)
         stack.start_tritons(repository, replicas)
         stack.start_versions(models, repository.parent / f"{repository.name}-versions")
         first = next(iter(models.values()))

@@ -45,7 +45,7 @@ def command(engine: Path, to: str, dry_run: bool, as_json: bool) -> None:
                 print_line(line)
     verb = "would be" if dry_run else "is now"
     reference = upgrade.image.serving("pytorch")
-    click.echo(f"{engine} {verb} for TensorRT-LLM {version}, in {reference}.")
+    print_line(f"{engine} {verb} for TensorRT-LLM {version}, in {reference}.")
     if recipe := upgrade.image.recipe(reference):
-        click.echo(f"The image: {recipe}")
+        print_line(f"The image: {recipe}")
     click.echo("Make its repository again: llmops repo")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmops.cli.options import EXISTING_FOLDER, OutputFile
-from llmops.cli.output import console
+from llmops.cli.output import console, print_line
 from llmops.cli.service.command_defaults import verify_defaults
 from llmops.cli.service.service_command import file_options, for_each_model
 from llmops.errors import InputError
@@ -79,14 +79,14 @@ def command(as_json: bool, html: Path | None, calibrate: Path | None, textfile: 
     show(report, terminal)
     if calibrate is not None and measured is not None:
         measured.save(calibrate)
-        click.echo(f"Wrote {calibrate}: {len(measured.steps)} step times of {measured.device}", err=as_json)
+        print_line(f"Wrote {calibrate}: {len(measured.steps)} step times of {measured.device}", err=as_json)
     if textfile is not None:
         _write_textfile(report, textfile, as_json)
     if html is not None:
         from llmops.perf.verify.report import write_page
 
         write_page(report, html)
-        click.echo(f"Wrote {html}", err=as_json)
+        print_line(f"Wrote {html}", err=as_json)
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=2))
     if report.faults:
@@ -102,7 +102,7 @@ def _write_textfile(report: VerifyReport, folder: Path, as_json: bool) -> None:
         if written
         else "llm_eval_score is not written, because the greedy answers were not compared."
     )
-    click.echo(said, err=as_json or written is None)
+    print_line(said, err=as_json or written is None)
 
 
 def _embedded_default() -> Path:

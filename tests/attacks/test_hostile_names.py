@@ -98,3 +98,28 @@ def test_diff_prints_no_name_that_a_terminal_obeys(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "\\x1b]52;c;x\\x07" in done.output
     assert "\x1b" not in done.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["recipe", "use", "gpt-oss-20b", "-o"],
+        ["init", "smollm2", "-o"],
+        ["plan", "smollm2", "--gpu", "h100-sxm", "--save"],
+        ["plan", "smollm2", "--gpu", "h100-sxm", "--html"],
+        ["build", "smollm2", "--target", "tensorrt", "--dry-run", "-o"],
+        ["clean"],
+    ],
+    ids=lambda arguments: " ".join(arguments[:2]),
+)
+def test_a_command_prints_no_path_that_a_terminal_obeys(arguments, tmp_path, monkeypatch) -> None:
+    """Before the fix, `-o`, `--save` and the cache folder reached the terminal as they were."""
+    odd = tmp_path / "a\x1b]0;owned\x07\u202e\nb"
+    odd.mkdir()
+    monkeypatch.setenv("LLMOPS_CACHE", str(odd))
+    path = [str(odd / "plan.json")] if arguments[0] != "clean" else []
+    done = CliRunner().invoke(cli, [*arguments, *path])
+    # The docker command of a dry run quotes the line break.
+    shown = done.output.replace("\n", "\\n") if "--dry-run" in arguments else done.output
+    assert "\\x1b]0;owned\\x07\\u202e\\nb" in shown, (done.output, done.exception)
+    assert not {"\x1b", "\x07", "\u202e"} & set(done.output)

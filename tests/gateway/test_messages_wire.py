@@ -265,6 +265,16 @@ async def test_fields_of_chat_completions_work_as_extras(agent):
     assert not prompt_of(agent).endswith("<think></think>")
 
 
+@pytest.mark.parametrize("field", ["user", "stop", "response_format", "max_completion_tokens"])
+async def test_errors_name_fields_as_the_client_sent_them(plain, field):
+    """Before the fix, a wrong `user` was refused as `metadata.user_id`, which was not in the request."""
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], field: {"a": {}}}
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        answer = await plain.client.post(path, json=body | ({"max_tokens": 9} if path == "/v1/messages" else {}))
+        if answer.status_code == 400:
+            assert f"'{field}" in answer.json()["error"]["message"]
+
+
 async def test_structured_output(plain):
     plain.say('{"city": "Paris"}')
     schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

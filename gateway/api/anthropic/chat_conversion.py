@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from llmops.gateway.api.anthropic.schemas import (
@@ -104,13 +104,18 @@ def can_think(effort: str, template: str) -> bool:
     return reasoning_effort_arguments(effort, template) is not None
 
 
-def translate_error_fields(error: ApiError) -> None:
-    """Replace the names of chat completions' fields in an error with names of the Messages API."""
+def translate_error_fields(error: ApiError, sent: Collection[str] = ()) -> None:
+    """Replace the names of chat completions' fields in an error with names of the Messages API.
+
+    The fields `sent` keep their names, because the client has sent them by these.
+    """
     if isinstance(error, ContextLengthError):
         # Claude Code compacts the conversation when it reads these words and numbers.
         counts = f"{error.tokens} tokens > {error.most} maximum"
         error.message = f"prompt is too long: {error.message if error.tokens is None else counts}"
     head = (error.param or "").split(".")[0].split("[")[0]
+    if head in sent:
+        return
     if head in _FIELD_NAMES and error.message.startswith(f"{head}:"):
         error.message = _FIELD_NAMES[head] + error.message[len(head) :]
     renamed = (

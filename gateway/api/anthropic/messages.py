@@ -133,7 +133,7 @@ class MessagesEndpoints:
         dropped: list[str] = []
         if self._service.drop_session_blocks:
             body.system, dropped = without_session_blocks(body.system)
-        with translated_errors(translate_error_fields):
+        with translated_errors(partial(translate_error_fields, sent=body.model_extra or {})):
             chat = validate_body(ChatRequest, to_chat_request(body, template))
             validate_chat(chat, model, self._service.limits)
         if (chat.n or 1) > 1:
