@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import Connection, and_, delete, func, or_, select
+from sqlalchemy import Connection, and_, case, delete, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.store.columns import database_time, insert
@@ -86,7 +86,13 @@ def add_dead_letters(connection: Connection, parked: Iterable[DeadLetter], at: d
     ]
     if rows:
         statement = insert(connection, dead_letters)
-        raised = {"count": dead_letters.c.count + statement.excluded.count, "last_at": at}
+        # The last batch is read again after a restart before its commit, and counts once.
+        again = dead_letters.c.source == statement.excluded.source
+        raised = {
+            "count": dead_letters.c.count + case((again, 0), else_=statement.excluded.count),
+            "source": statement.excluded.source,
+            "last_at": at,
+        }
         connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_=raised), rows)
 
 

@@ -538,13 +538,23 @@ async def test_parked_values_of_strangers_hide_no_event_of_a_gateway(store):
     assert seen == [True] * 3 + [False] * 5
 
 
+async def test_a_batch_that_is_read_again_counts_its_dead_letters_once(store):
+    """A restart between the dead letters and the commit of the offsets counted all of them a second time."""
+    batches = [[DeadLetter("not signed", f"t[0] at {at}", b"v") for at in (first, first + 1)] for first in (0, 2)]
+    for batch in (batches[0], batches[0], batches[1], batches[1]):
+        await store.transact(lambda connection, batch=batch: add_dead_letters(connection, batch, NOON))
+    async with store.read() as reading:
+        assert await count_dead_letters(reading) == {"not signed": 4}
+
+
 async def test_parked_records_cost_a_few_statements_however_many_they_are(store, monkeypatch):
     """Before the fix, each record was a statement: a stranger's 700 a second kept the ledger from honest events."""
     monkeypatch.setattr("llmops.store.dead_letters.MAX_ROWS", 1500)
     statements: list[str] = []
     listen(Engine, "before_cursor_execute", note := lambda *given: statements.append(given[2]))
-    for begin in (0, 1000, 1000):
-        some = [DeadLetter("not signed by a gateway", "t[0] at 1", b"%d" % one) for one in range(begin, begin + 1000)]
+    for turn, begin in enumerate((0, 1000, 1000)):
+        values = ((f"t[{turn}] at {one}", b"%d" % one) for one in range(begin, begin + 1000))
+        some = [DeadLetter("not signed by a gateway", source, value) for source, value in values]
         await store.transact(lambda connection, some=some: add_dead_letters(connection, some, NOON))
     remove(Engine, "before_cursor_execute", note)
     assert len([one for one in statements if "dead_letters" in one]) <= 8
