@@ -1,9 +1,10 @@
 """Parse safetensors headers: names, shapes, types and byte ranges. Detect truncated files."""
 
+import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from llmops.build.checkpoint.description import TensorInfo
 from llmops.build.checkpoint.file_checks import check_tensor_ranges, read_json
@@ -78,11 +79,10 @@ def read_headers(folder: Path, shards: Sequence[str]) -> dict[str, TensorInfo]:
             or the headers are too large together.
     """
     _bound(folder, len(shards), _MAX_FILES, "weight files")
-    size = sum(_header_length(folder / shard) for shard in shards)
-    _bound(folder, size, _MAX_HEADERS, "bytes in the headers of its weight files")
     tensors: dict[str, TensorInfo] = {}
+    left = _MAX_HEADERS
     for shard in shards:
-        found = read_header(folder / shard, shard)
+        found, left = _read_header(folder / shard, shard, left)
         if twice := found.keys() & tensors.keys():
             name = min(twice)
             raise CheckpointError(f"{folder} has {name} both in {tensors[name].file} and {shard}; download it again.")
@@ -104,20 +104,31 @@ def read_header(path: Path, relative: str) -> dict[str, TensorInfo]:
     Raises:
         CheckpointError: The header is damaged, or the file is truncated.
     """
-    size = path.stat().st_size
-    header, data_start = _header(path, size)
+    return _read_header(path, relative, _MAX_HEADERS)[0]
+
+
+def _read_header(path: Path, relative: str, most: int) -> tuple[dict[str, TensorInfo], int]:
+    """Return the descriptions of the tensors in one file, and the rest of `most` bytes of headers."""
+    # The file is opened once, because another file may take its place.
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        length = _header_length(path, file.read(8))
+        if length > most:
+            raise CheckpointError(
+                f"{path.parent} has more than {_MAX_HEADERS:,} bytes in the headers of its weight files; "
+                "download it again."
+            )
+        header = _header(path, file, length, size)
     tensors = {
-        name: _tensor(path, relative, name, entry, data_start)
+        name: _tensor(path, relative, name, entry, 8 + length)
         for name, entry in header.items()
         if name != "__metadata__"
     }
     check_tensor_ranges(path, tensors.values(), size)
-    return tensors
+    return tensors, most - length
 
 
-def _header_length(path: Path) -> int:
-    with path.open("rb") as file:
-        prefix = file.read(8)
+def _header_length(path: Path, prefix: bytes) -> int:
     length: int = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
     if not 2 <= length <= _MAX_HEADER:
         raise CheckpointError(
@@ -127,15 +138,12 @@ def _header_length(path: Path) -> int:
     return length
 
 
-def _header(path: Path, size: int) -> tuple[dict[str, Any], int]:
-    length = _header_length(path)
+def _header(path: Path, file: BinaryIO, length: int, size: int) -> dict[str, Any]:
     if 8 + length > size:
         raise CheckpointError(
             f"{path} is truncated: it has {size:,} bytes and its header alone needs {8 + length:,}. Download it again."
         )
-    with path.open("rb") as file:
-        file.seek(8)
-        raw = file.read(length)
+    raw = file.read(length)
     _bound(path, raw.count(b","), _MAX_VALUES, "values in its header")
     try:
         header = parse_json(raw)
@@ -143,7 +151,7 @@ def _header(path: Path, size: int) -> tuple[dict[str, Any], int]:
         raise CheckpointError(f"{path} has a damaged safetensors header ({error}); download it again.") from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{path} has a damaged safetensors header (it is not a JSON object); download it again.")
-    return header, 8 + length
+    return header
 
 
 def _tensor(path: Path, relative: str, name: str, entry: Any, data_start: int) -> TensorInfo:
