@@ -320,6 +320,20 @@ class EngineManifest(_ManifestModel):
                 fault = "is missing" if found is None else "is not as the build wrote it"
                 raise InputError(f"{file} {fault}, so the engine is damaged: copy it again, or build it again.")
 
+    def added_files(self, directory: Path) -> list[Path]:
+        """Return the files and links beside those of the model and tokenizer that the build wrote.
+
+        A server may load such files, for instance a chat template. Folders of which the build
+        recorded no file are left out.
+        """
+        folders = [
+            folder for folder in (self.model_dir, self.tokenizer.directory)
+            if any((directory / path).is_relative_to(directory / folder) for path in self.contents)
+        ]  # fmt: skip
+        recorded = {directory / path for path in (*self.contents, FILE_NAME)}
+        found = {path for folder in folders for path in (directory / folder).rglob("*")}
+        return sorted(path for path in found - recorded if path.is_symlink() or not path.is_dir())
+
     def save(self, directory: Path) -> None:
         """Write engine.json into the folder `directory`."""
         (directory / FILE_NAME).write_text(self.text())

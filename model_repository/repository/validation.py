@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.engine_folder.manifest import FILE_NAME as ENGINE_FILE
+from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.errors import InputError
 from llmops.input_files import read_bounded
 from llmops.model_repository.repository.manifest import RepositoryManifest, editable_by_others
@@ -53,8 +54,14 @@ def check_unedited(repository: Path, manifest: RepositoryManifest, strict: bool)
             "out --strict."
         )
     edits = manifest.edits(repository)
-    if manifest.files and not edits:
+    added = [] if edits else _added_to_engines(manifest)
+    if manifest.files and not edits and not added:
         return ""
+    if added:
+        problem = f"The build of the engine did not write {_shown(added)}, which its server may load"
+        if strict:
+            raise InputError(f"{problem}; remove it, or leave out --strict.")
+        return f"{problem}; `--strict` refuses it."
     if edits:
         problem = f"{repository} was edited since `llmops repo` made it: {_shown(edits)}. A repository is a program"
     else:
@@ -62,6 +69,12 @@ def check_unedited(repository: Path, manifest: RepositoryManifest, strict: bool)
     if strict:
         raise InputError(f"{problem}; make it again with `llmops repo`, or leave out --strict.")
     return f"{problem}; `--strict` refuses it." if edits else ""
+
+
+def _added_to_engines(manifest: RepositoryManifest) -> list[str]:
+    folders = [Path(engine.directory) for engine in manifest.engines.values()]
+    engines = {folder: EngineManifest.load(folder) for folder in folders if (folder / ENGINE_FILE).is_file()}
+    return [str(path) for folder, engine in engines.items() for path in engine.added_files(folder)]
 
 
 def _shown(paths: list[str]) -> str:

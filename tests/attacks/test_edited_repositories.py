@@ -18,6 +18,7 @@ import pytest
 from click.testing import CliRunner
 from pydantic import ValidationError
 
+from llmops.build.engine_folder.manifest import EngineManifest, measure_files
 from llmops.build.trtllm.container_images import bind_mount
 from llmops.cli.main import cli
 from llmops.cli.stack import make_repository
@@ -322,3 +323,25 @@ def test_an_engine_leads_to_no_other_repository(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="engine-repository is a symbolic link; remove it, or name a folder"):
         make_repository(engine, None)
     assert sorted(production.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "path", ["tokenizer/chat_template.jinja", "model/generation_config.json", "model/1/plugin.so", "model/link"]
+)
+def test_a_file_that_is_added_to_an_engine_is_named(path: str, tmp_path: Path) -> None:
+    """Before the fix, a server started with another chat template, also with --strict."""
+    engine, repository = make_engine(tmp_path / "engine"), tmp_path / "repository"
+    manifest = EngineManifest.load(engine)
+    manifest.model_copy(update={"contents": measure_files(engine, "model", "tokenizer")}).save(engine)
+    generate_repository(read_engines([str(engine)]), repository)
+    marker = RepositoryManifest.load(repository)
+    assert check_unedited(repository, marker, strict=False) == ""
+    (engine / path).parent.mkdir(exist_ok=True)
+    if path.endswith("link"):
+        (engine / path).symlink_to("/")
+    else:
+        (engine / path).write_text("x")
+    assert path in check_unedited(repository, marker, strict=False)
+    served = CliRunner().invoke(cli, ["serve", str(repository), "--dry-run", "--strict"])
+    assert isinstance(served.exception, InputError)
+    assert path in served.exception.message
