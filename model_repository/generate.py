@@ -190,7 +190,7 @@ def _read_engine(argument: str, serving: str | Mapping[str, str]) -> EngineEntry
             raise InputError(f"{part} leads out of its engine, which could serve other files; copy it.")
     manifest.check_files(directory)
     for file in ("tokenizer.json", "chat_template.jinja"):
-        check_file_size(tokenizer / file, MAX_TABLE_BYTES)
+        check_file_size(tokenizer / file, MAX_TABLE_BYTES, "build the engine again")
     if not (tokenizer / "tokenizer.json").is_file():
         raise InputError(f"{directory} is damaged: its tokenizer.json is missing. Build the engine again.")
     target = find_target(manifest.target, serving if isinstance(serving, str) else serving.get(name, ""))

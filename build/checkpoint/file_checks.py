@@ -69,14 +69,14 @@ def reject_odd_settings(ref: str) -> Iterator[None]:
         ) from error
 
 
-def check_file_size(path: Path, max_bytes: int) -> None:
+def check_file_size(path: Path, max_bytes: int, advice: str = "download it again") -> None:
     """Raise CheckpointError if a file has more than `max_bytes` bytes.
 
     A sparse file, which takes almost no space on the disk, would fill the memory when read.
     """
     size = path.stat().st_size if path.exists() else 0
     if size > max_bytes:
-        raise CheckpointError(f"{path} has {size:,} bytes, and at most {max_bytes:,} are read; download it again.")
+        raise CheckpointError(f"{path} has {size:,} bytes, and at most {max_bytes:,} are read; {advice}.")
 
 
 def file_state(path: Path) -> FileState | None:

@@ -84,7 +84,7 @@ def test_an_engines_tokenizer_file_of_another_kind_is_refused(tmp_path: Path, na
     engine = make_engine(tmp_path / "engine")
     with (engine / "tokenizer" / name).open("w") as file:
         file.truncate(3 << 30)
-    with pytest.raises(InputError, match="at most 67,108,864 are read"):
+    with pytest.raises(InputError, match="at most 67,108,864 are read; build the engine again"):
         read_engines([str(engine)])
     (engine / "tokenizer" / name).unlink()
     (engine / "tokenizer" / name).symlink_to(tmp_path / "elsewhere")
