@@ -74,7 +74,7 @@ class OidcDirectory(Directory):
     async def find(self, credential: str) -> Caller:
         claims = await self._claims(credential)
         wanted = self._settings.claims
-        tenant = self._settings.tenant or _text(claims, wanted.tenant)
+        tenant = self._settings.tenant if _claim(claims, wanted.tenant) is None else _text(claims, wanted.tenant)
         subject = str(claims["sub"])
         user = _text(claims, wanted.user) or subject
         if not tenant:

@@ -221,7 +221,10 @@ async def test_claims_may_have_other_names_and_be_within_others(issuer):
     async with tokens_of(issuer, claims={"tenant": "https://acme.example/tenant"}) as tokens:
         assert (await tokens.find(issuer.token(**{"https://acme.example/tenant": "x"}))).tenant_id == "x"
     async with tokens_of(issuer, tenant="everyone") as tokens:
-        assert (await tokens.find(issuer.token())).tenant_id == "everyone"
+        assert (await tokens.find(issuer.token(without=("tenant",)))).tenant_id == "everyone"
+        # Before the fix, users of all tenants were users of this one.
+        assert (await tokens.find(issuer.token())).tenant_id == "acme"
+        assert await refusal(tokens, issuer.token(tenant=["acme"])) == NO_TENANT
 
 
 # -- keys that change, and go away -----------------------------------------------------------------------------------
