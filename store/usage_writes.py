@@ -24,6 +24,8 @@ from llmops.store.tables import (
 from llmops.untrusted_text import escape_unsafe
 
 log = logging.getLogger(__name__)
+#: The log of jumps in the numbers of events, which whoever writes events can repeat without end.
+jump_log = logging.getLogger(f"{__name__}.jumps")
 
 GAP_PAGE_SIZE = 2000
 #: Finish reason of the part of an answer that is billed because the answer's gateway was lost.
@@ -242,7 +244,7 @@ def _advance_high_water_mark(connection: Connection, gateway_id: str, arrived: s
     far = [seq for seq in arrived if seq > mark + MAX_SEQUENCE_LEAD]
     if far:
         reached = min(far)
-        log.error(
+        jump_log.error(
             "The event numbers of gateway %s jump from %d to %d. The gap is not reported as missing events.",
             escape_unsafe(gateway_id), mark, reached,
         )  # fmt: skip

@@ -35,8 +35,8 @@ from llmops.store.usage_writes import (
 from llmops.untrusted_text import escape_unsafe, strip_unsafe
 
 log = logging.getLogger(__name__)
-# Anyone who can write to the topic can repeat the lines about the numbers and records of events.
-request_logger(usage_writes.__name__)
+# Anyone who can write to the topic can make the numbers of events jump.
+request_logger(usage_writes.jump_log.name)
 
 #: The user of all requests without a key. They share one user, because clients could otherwise
 #: create any number of rows.

@@ -9,6 +9,7 @@ import logging
 
 import pytest
 
+from llmops.gateway.logging_setup import REQUEST_LINES
 from tests.support.scripted_triton import Step
 
 SECRETS = [
@@ -38,6 +39,7 @@ def check(text: str, request_id: str, caplog, said: str) -> None:
 async def test_before_the_first_token_and_in_the_middle_of_a_stream(stack, caplog, before, stream, statuses):
     for said, (path, body) in itertools.product(SECRETS, [TEXT, CHAT, RESPONSE]):
         caplog.clear()
+        REQUEST_LINES._last.clear()
         stack.steps(*before, Step(error=said))
         asked = {"json": {**body, "stream": stream}, "headers": {"x-request-id": "req-77"}}
         with caplog.at_level(logging.INFO):
