@@ -16,6 +16,9 @@ MAX_GROWTH = 36
 MAX_RULES = 32
 #: Kinds of rules that write several characters for one: its bytes, spaces around it, a mark before it.
 _GROWING = {"ByteLevel": 4, "BertNormalizer": 3, "Metaspace": 2}
+#: Maximum number of characters that Unicode's compatibility forms write for one (UAX #15). The
+#: other forms write up to 4, which is left out because models with NFC would count most texts twice.
+_NORMAL_FORMS = {"NFKC": 18, "NFKD": 18}
 #: Maximum number of special tokens that a tokenizer may add to a text. Known tokenizers add up to
 #: 4.
 MAX_ADDED_TOKENS = 64
@@ -82,6 +85,12 @@ def check_growth(path: Path) -> dict[str, Any]:
     if any(patterns(spec.get("decoder"))):
         raise ValueError("its decoder has a regular expression, which may take minutes for a long token")
     return spec
+
+
+def normalizer_growth(spec: dict[str, Any]) -> int:
+    """Return the maximum number of characters that the normalizer of a tokenizer.json writes for one."""
+    rules = list(_rules(spec.get("normalizer")))
+    return max(math.prod(map(_growth, rules)), *(_NORMAL_FORMS.get(str(rule.get("type")), 1) for rule in rules), 1)
 
 
 def _check_model(model: dict[str, Any]) -> None:

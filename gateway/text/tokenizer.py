@@ -21,7 +21,7 @@ from llmops.gateway.text.control_tokens import ControlTokens, RenderedPrompt, fi
 from llmops.gateway.text.detokenizer import DetokenizerFactory
 from llmops.gateway.text.text_thread_pool import SlowTokenizerError, thread_limit
 from llmops.input_files import leads_outside, read_bounded, read_json
-from llmops.tokenizer_files import check_growth, is_panic, patterns
+from llmops.tokenizer_files import check_growth, is_panic, normalizer_growth, patterns
 from llmops.tokenizer_patterns import are_quick
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -34,14 +34,14 @@ _CHARACTERS_PER_TOKEN = 8
 #: text, including special tokens. WordPiece makes one token of a word of more than 100 characters,
 #: and up to 100 of what a cut leaves of the word.
 _TOKENS_NEAR_CUT = 104
-#: Number of characters that `min_token_count` tokenizes at a time. Bounds memory: each token takes
-#: 500 bytes.
+#: Number of normalized characters that `min_token_count` tokenizes at a time. Bounds memory: each
+#: token takes 500 bytes.
 _PIECE_CHARACTERS = 2**15
 #: Bytes of text per token above which a text is first counted piece by piece. Most texts that fit
 #: are shorter, and tokenizing a much longer one whole would take memory for many times the tokens.
 BYTES_PER_TOKEN = 4
-#: Maximum size of a text that is never counted piece by piece, in bytes. Bounds memory for a model
-#: with a long context: each byte can become a token, which takes 500 bytes.
+#: Maximum size of a normalized text that is never counted piece by piece, in bytes. Bounds memory
+#: for a model with a long context: each byte can become a token, which takes 500 bytes.
 _MAX_WHOLE_BYTES = 2**18
 #: Number and size in characters of the samples of a longer text, from which the number of its
 #: tokens is estimated. The samples together are a sixteenth of the shortest such text in ASCII.
@@ -89,6 +89,7 @@ class TextTokenizer:
             ) from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._growth = normalizer_growth(spec)
         own_patterns = patterns([spec.get("normalizer"), spec.get("pre_tokenizer")])
         self._slow_until = 0.0 if are_quick(own_patterns) else math.inf
         self.config = _read_config(directory / "tokenizer_config.json")
@@ -133,13 +134,14 @@ class TextTokenizer:
             InvalidRequestError: A regular expression of the tokenizer takes too many steps for
                 `text`.
         """
-        count, size = 0, len(text.encode("utf-8", "replace"))
+        count, size = 0, self._growth * len(text.encode("utf-8", "replace"))
         if size <= min(BYTES_PER_TOKEN * enough, _MAX_WHOLE_BYTES):
             return count
         if size > _MAX_WHOLE_BYTES and self._estimate_token_count(text) <= enough:
             return count
-        for start in range(0, len(text), _PIECE_CHARACTERS):
-            piece = text[start : start + _PIECE_CHARACTERS]
+        length = _PIECE_CHARACTERS // self._growth
+        for start in range(0, len(text), length):
+            piece = text[start : start + length]
             count += max(0, len(self.encode(piece, add_special_tokens=False)) - 2 * _TOKENS_NEAR_CUT)
             if count > enough:
                 break

@@ -122,6 +122,20 @@ def test_it_is_worth_something(smollm2_tokenizer) -> None:
     assert 8192 < smollm2_tokenizer.min_token_count("7" * 16_000_000, 8192) < 100_000
 
 
+def test_a_text_that_the_normalizer_multiplies_is_counted_in_small_pieces(tmp_path, monkeypatch) -> None:
+    """Before the fix, 36 KB were 192,000 tokens at once, and other clients waited behind twenty such texts."""
+    byte_level(normalizer=normalizers.NFKC()).save(str(tmp_path / "tokenizer.json"))
+    tokenizer, made, encode = TextTokenizer(tmp_path), [], TextTokenizer.encode
+
+    def counted(self, part, **options):
+        made.append(len(found := encode(self, part, **options)))
+        return found
+
+    monkeypatch.setattr(TextTokenizer, "encode", counted)
+    assert tokenizer.min_token_count("\ufdfa" * 12_000, 8192) > 8192
+    assert max(made) < 2 * 2**15
+
+
 def test_a_long_text_that_fits_is_not_tokenized_twice(smollm2_tokenizer, monkeypatch) -> None:
     text, tokenized, encode = "The weather of today is rather fine. " * 10_000, [], TextTokenizer.encode
 
