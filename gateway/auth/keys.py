@@ -25,7 +25,7 @@ from llmops.store.accounts.key_secrets import hash_secret, is_secret
 from llmops.store.accounts.keys import KeyRow, find_keys, has_any_key
 from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.tenants import find_deleted_tenants, find_tenant
-from llmops.store.accounts.users import bind_identity, ensure_user, find_user_by_identity
+from llmops.store.accounts.users import bind_identity, ensure_user, find_user, find_user_by_identity
 from llmops.store.audit import AuditContext, record_action
 from llmops.store.columns import DAMAGED
 from llmops.store.errors import is_data_error
@@ -41,6 +41,10 @@ MAX_KEYS_PER_QUERY = 500
 STORE_TIMEOUT = 2.0
 _NOT_A_MEMBER_MESSAGE = (
     "The user in this token cannot be a member of its tenant; ask the operator to check the user's name and tenant."
+)
+_NOT_THE_OWNER_MESSAGE = (
+    "The user in this token has an account here already, and the token does not verify that the address is its "
+    "user's; ask the operator to set oidc.claims.user to email, or for tokens with the claim email."
 )
 _REJECTION_MESSAGES = {
     "revoked": "This API key was revoked; use another.",
@@ -107,7 +111,16 @@ class KeyDirectory(Directory):
         await cancel_tasks(*self._members.values())
         await self._store.close()
 
-    async def member(self, tenant: str, user: str, identity: Identity, scopes: frozenset[str], until: float) -> Caller:
+    async def member(
+        self,
+        tenant: str,
+        user: str,
+        identity: Identity,
+        scopes: frozenset[str],
+        until: float,
+        *,
+        owns_address: bool = True,
+    ) -> Caller:
         """Return the caller for a user of an identity provider; create the user on first use.
 
         The user stays bound to `identity`: another identity with the same address is another
@@ -119,15 +132,17 @@ class KeyDirectory(Directory):
             identity: The issuer and the subject of the token.
             scopes: The scopes of the token.
             until: The end of the token, in seconds since 1970.
+            owns_address: Whether the issuer vouches that the address is the user's. If not, the
+                first token creates a user, but does not become one that exists.
 
         Raises:
             InvalidKeyError: The tenant does not exist, or the user is invalid, belongs to another
-                tenant or is another person.
+                tenant or may be another person.
             UnavailableError: The store cannot be reached.
             CredentialUnavailableError: The store failed on this user.
         """
         try:
-            found = await self._shared_member(tenant, user, identity)
+            found = await self._shared_member(tenant, user, identity, owns_address)
             return replace(found, scopes=scopes, until=until)
         except (InvalidKeyError, CredentialUnavailableError):
             raise
@@ -145,16 +160,16 @@ class KeyDirectory(Directory):
         except LlmopsError as error:
             raise keys_unavailable(error.message) from error
 
-    async def _shared_member(self, tenant: str, user: str, identity: Identity) -> Caller:
-        key = tenant, user, identity
+    async def _shared_member(self, tenant: str, user: str, identity: Identity, owns_address: bool) -> Caller:
+        key = tenant, user, identity, owns_address
         task = self._members.get(key)
         if task is None:
-            work = wait_with_timeout(STORE_TIMEOUT, self._member(tenant, user, identity))
+            work = wait_with_timeout(STORE_TIMEOUT, self._member(*key))
             task = self._members[key] = asyncio.create_task(work, name="find-member")
             task.add_done_callback(lambda _: self._members.pop(key, None))
         return await asyncio.shield(task)
 
-    async def _member(self, tenant: str, user: str, identity: Identity) -> Caller:
+    async def _member(self, tenant: str, user: str, identity: Identity, owns_address: bool) -> Caller:
         async with self._store.read() as connection:
             try:
                 of, known = await find_tenant(connection, tenant), await find_user_by_identity(connection, *identity)
@@ -170,6 +185,10 @@ class KeyDirectory(Directory):
             by = AuditContext("oidc", datetime.now(UTC))
             async with self._store.write() as connection:
                 try:
+                    # another request with this identity may have created the user
+                    known = await find_user_by_identity(connection, *identity)
+                    if known is None and not owns_address and await find_user(connection, user):
+                        raise InvalidKeyError(_NOT_THE_OWNER_MESSAGE)
                     known = await bind_identity(
                         connection, await ensure_user(connection, tenant, user, by), *identity, by
                     )

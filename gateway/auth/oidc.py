@@ -94,7 +94,8 @@ class OidcDirectory(Directory):
         until = _expiry(claims["exp"]) + self._settings.leeway
         scopes = self._scopes(claims)
         if self._members is not None:
-            return await self._members.member(tenant, user, Identity(self._settings.issuer, subject), scopes, until)
+            identity, owns = Identity(self._settings.issuer, subject), _owns_address(claims, wanted.user, user)
+            return await self._members.member(tenant, user, identity, scopes, until, owns_address=owns)
         user_id = str(uuid5(NAMESPACE_URL, f"{self._settings.issuer}#{subject}"))
         # Quoted, because a cache or a queue is named by `tenant/...`: a slash in the tenant's name
         # must not end the name.
@@ -184,6 +185,16 @@ def _is_unverified(claims: Mapping[str, Any], path: str) -> bool:
     else:
         beside = _claim(claims, parent)
     return isinstance(beside, Mapping) and beside.get(f"{name}_verified", True) not in (True, "true")
+
+
+def _owns_address(claims: Mapping[str, Any], path: str, user: str) -> bool:
+    """Return True if the issuer vouches that the address `user`, found at `path`, is the user's.
+
+    At many issuers, users choose names such as `preferred_username` freely.
+    """
+    if path.endswith("email"):
+        return True
+    return _text(claims, "email").lower() == user.lower() and not _is_unverified(claims, "email")
 
 
 def _text(claims: Mapping[str, Any], path: str) -> str:

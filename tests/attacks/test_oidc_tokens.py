@@ -244,6 +244,21 @@ async def test_an_address_that_folds_to_another_is_refused(issuer, store, url, o
         assert await outcome(tokens, issuer.token(sub="other", email=f"{other}@acme.example")) == "refused"
 
 
+@pytest.mark.parametrize("claim", ["preferred_username", "sub"])
+async def test_a_name_that_its_user_chose_is_not_the_user_of_a_key(issuer, store, url, claim):
+    """Before the fix, whose `preferred_username` was a colleague's address was that colleague."""
+    await add_key(store, "acme", "ann@acme.example")
+    ann = {"sub": "ann@acme.example" if claim == "sub" else "eve", claim: "ann@acme.example"}
+    async with tokens_at(issuer, KeyDirectory(url), claims={"user": claim}) as tokens:
+        for email in ({}, {"email": "eve@evil.example"}, {"email": "ann@acme.example", "email_verified": False}):
+            assert await outcome(tokens, issuer.token(**ann, **email)) == "refused"
+        known = await tokens.find(issuer.token(**ann, email="Ann@acme.example"))
+        # a name without an account is a new user, also at the second token
+        bob = {"sub": "bob@x" if claim == "sub" else "bob", claim: "bob@x"}
+        new = [await tokens.find(issuer.token(**bob, without=["email"])) for _ in range(2)]
+    assert new[0].user_id == new[1].user_id != known.user_id
+
+
 async def test_one_subject_with_many_addresses_is_bound_once_in_the_audit(store, url):
     """Before the fix, the audit named up to three users of one subject."""
     await create_tenants(store, "acme")

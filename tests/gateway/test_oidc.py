@@ -250,7 +250,7 @@ class Members:
 
     away = True
 
-    async def member(self, *_):
+    async def member(self, *_, **__):
         if self.away:
             raise UnavailableError("away", detail="gone")
         return ANN
