@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,7 +88,7 @@ class StoreUrl:
 
         Raises:
             InputError: The folder does not exist, or an existing file cannot be read.
-            ResourceError: The file cannot be written.
+            ResourceError: The file cannot be written, or another user made one of SQLite beside it.
         """
         if self.file is None:
             return
@@ -104,6 +105,11 @@ class StoreUrl:
             # each is false for a file that another process removes now, as the last one to close a store does
             if path.is_dir() or path.is_fifo() or path.is_socket() or path.is_char_device() or path.is_block_device():
                 raise InputError(f"{path} is a folder, pipe or device, and SQLite needs a file there; move it away.")
+            if kind and _is_planted(Path(f"{self.file.resolve()}{kind}"), self.file):
+                raise ResourceError(
+                    f"{path} was made by another user than the store, and SQLite would write its content into the "
+                    "store; remove it, or move the store into a folder of its own."
+                )
         if not self.file.exists():
             self._touch(self.file)
 
@@ -140,3 +146,13 @@ def _refuse_options(query: Mapping[str, object], known: tuple[str, ...]) -> None
     if unknown:
         names = " and ".join(known) or "none"
         raise InputError(f"The store's URL has unknown options ({', '.join(unknown)}); known are {names}.")
+
+
+def _is_planted(side_file: Path, store: Path) -> bool:
+    """Return True if a file of SQLite belongs neither to this user, root, nor the store's owner."""
+    owners = {0, os.getuid()}
+    with suppress(FileNotFoundError):
+        owners.add(store.stat().st_uid)
+    with suppress(FileNotFoundError):
+        return side_file.lstat().st_uid not in owners
+    return False

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.usage.usage_check import create_usage_check
 from llmops.model_repository.server.shared_memory import SHM_DIR
 from llmops.process import descendants
+from llmops.store.factory import open_store
 from tests.attacks.harness import record
 from tests.support.engine_client import EngineClient, generation
 from tests.support.live_process import LLMOPS
@@ -117,3 +119,25 @@ def test_a_digest_that_another_user_planted_in_a_shared_cache_is_not_used(tmp_pa
     else:
         os.chown(record, others, -1)
     assert sha256_of(file) == digest
+
+
+@pytest.mark.parametrize("planted", ["-journal", "-wal", "-shm"])
+async def test_a_journal_that_another_user_put_beside_a_store_is_refused(planted, tmp_path, monkeypatch):
+    """Before the fix, SQLite replaced the store by what the journal held: the other user's key was an admin's."""
+    store = tmp_path / "store.db"
+    url = f"sqlite:///{store}"
+    await (await open_store(url)).close()
+    side = Path(f"{store}{planted}")
+    side.touch()
+    others = os.getuid() + 1
+    if os.getuid():
+        lstat = Path.lstat
+        changed = SimpleNamespace(st_uid=others)
+        monkeypatch.setattr(Path, "lstat", lambda path: changed if path == side else lstat(path))
+    else:
+        os.chown(side, others, -1)
+    with pytest.raises(ResourceError, match=rf"store.db{planted} was made by another user than the store"):
+        await open_store(url)
+    if os.getuid() == 0:
+        os.chown(store, others, -1)  # root administers a user's store
+        await (await open_store(url)).close()
