@@ -5,7 +5,7 @@ from pathlib import Path
 
 from llmops.build.trtllm.container_images import bind_mount
 from llmops.model_repository.multi_gpu.launch_plan import launch_command, plan_launch
-from llmops.model_repository.repository.compatibility import required_image, serving_image
+from llmops.model_repository.repository.compatibility import check_engines, required_image, serving_image
 from llmops.model_repository.repository.manifest import RepositoryManifest, ServedEngine
 from llmops.model_repository.repository.validation import check_repository, check_unedited
 from llmops.model_repository.server.command import LaunchOptions
@@ -27,6 +27,7 @@ def describe_launch(repository: Path, options: LaunchOptions, strict: bool = Fal
     manifest, repository = RepositoryManifest.load(repository), repository.resolve()
     if strict:
         check_unedited(repository, manifest, strict)
+        check_engines(manifest)
     plan, image = plan_launch(manifest, options.launch), required_image(manifest)
     lines = [_describe_engine(name, engine) for name, engine in manifest.engines.items()]
     meaning, gpus = f"# {_MEANING[plan.mode]}", f"{plan.gpus} GPU{'s' if plan.gpus != 1 else ''}"

@@ -24,7 +24,13 @@ from llmops.errors import InputError
 from llmops.input_files import MAX_TABLE_BYTES, leads_outside
 from llmops.model_repository.encoder import encoder_config, encoder_model_name, is_encoder
 from llmops.model_repository.gpu_assignment import GpuRequirement, assign_gpus
-from llmops.model_repository.repository.manifest import REPOSITORY_FILE, SERVED_NAME, RepositoryManifest, ServedEngine
+from llmops.model_repository.repository.manifest import (
+    REPOSITORY_FILE,
+    SERVED_NAME,
+    RepositoryManifest,
+    ServedEngine,
+    engine_digest,
+)
 from llmops.model_repository.repository.pbtxt import TEMPLATE_DIR, render_config
 from llmops.model_repository.targets import EngineModelConfig, RepositoryTarget, find_target
 
@@ -343,9 +349,9 @@ def _manifest(entries: Sequence[EngineEntry]) -> RepositoryManifest:
 
 
 def _served(entry: EngineEntry) -> ServedEngine:
-    manifest = entry.manifest
+    manifest, digest = entry.manifest, engine_digest(entry.directory)
     if is_encoder(manifest):
-        return ServedEngine(str(entry.directory), manifest.key, manifest.target, "python")
+        return ServedEngine(str(entry.directory), manifest.key, manifest.target, "python", manifest_sha256=digest)
     model = _engine_model(entry)
     return ServedEngine(
         directory=str(entry.directory),
@@ -357,6 +363,7 @@ def _served(entry: EngineEntry) -> ServedEngine:
         pp_size=manifest.parallelism.pp_size,
         tensorrt_llm=manifest.tensorrt_llm,
         gpu_device_ids=model.parameters.get(GPU_IDS, ""),
+        manifest_sha256=digest,
     )
 
 

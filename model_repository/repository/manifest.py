@@ -16,6 +16,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from llmops.build.engine_folder.manifest import FILE_NAME as ENGINE_FILE
 from llmops.errors import InputError, first_validation_error
 from llmops.input_files import read_json
 from llmops.untrusted_text import UNSAFE_CHARACTERS, json_texts
@@ -38,7 +39,8 @@ class ServedEngine:
 
     `backend` is the name of Triton's backend. `runtime` is the name of our engine runtime, empty
     for NVIDIA's C++ backend. `tensorrt_llm` is the version of TensorRT-LLM, empty for an engine of
-    another library.
+    another library. `manifest_sha256` is the SHA-256 of its engine.json, which has the digests of
+    its small files and the sizes of its large ones.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -52,6 +54,7 @@ class ServedEngine:
     pp_size: _Gpus = 1
     tensorrt_llm: str = ""
     gpu_device_ids: str = ""
+    manifest_sha256: str = ""
 
     @property
     def world_size(self) -> int:
@@ -98,6 +101,15 @@ class RepositoryManifest:
         found = _digests(repository, MAX_FILE_BYTES)
         return sorted(path for path in self.files.keys() | found.keys() if self.files.get(path) != found.get(path))
 
+    def changed_engines(self) -> list[str]:
+        """Return the paths of engine.json that were changed or removed."""
+        folders = {Path(engine.directory): engine.manifest_sha256 for engine in self.engines.values()}
+        return [
+            str(folder / ENGINE_FILE)
+            for folder, digest in folders.items()
+            if folder.is_dir() and engine_digest(folder) != digest
+        ]
+
     @classmethod
     def load(cls, repository: Path) -> Self:
         """Read the manifest. Raise InputError if it was edited or written by another version."""
@@ -118,21 +130,30 @@ class RepositoryManifest:
             ) from error
 
 
+def engine_digest(directory: Path) -> str:
+    """Return the SHA-256 of an engine's engine.json."""
+    return _digest((directory / ENGINE_FILE).resolve(), MAX_FILE_BYTES)
+
+
 def _digests(repository: Path, max_bytes: float = math.inf) -> dict[str, str]:
     return {str(path.relative_to(repository)): _digest(path, max_bytes) for path in _files(repository)}
 
 
-def editable_by_others(repository: Path) -> list[str]:
+def editable_by_others(folder: Path) -> list[str]:
     """Return the files and folders that users other than root and the one of this process may edit.
 
     These are files and folders that every user may write, and those that belong to another user. A
-    user who may write or own a folder above the repository can replace the repository, so these
-    folders are checked as well. Users may rename only their own files in a sticky folder.
+    user who may write or own a folder above the repository or engine `folder`, or above the target
+    of a link, can replace it, so these folders are checked as well. Users may rename only their own
+    files in a sticky folder.
     """
-    root, given = repository.resolve(), repository.absolute()
+    root, given = folder.resolve(), folder.absolute()
     inside = [root, *_files(root, folders=True), *root.glob(REPOSITORY_FILE)]
-    above = sorted({given, *given.parents, *root.parents} - {root})
-    found = [(str(path.relative_to(root)), path.lstat(), 0) for path in inside]
+    targets = {path.resolve() for path in inside if path.is_symlink() and path.exists()}
+    targets = {path for path in targets if not path.is_relative_to(root)}
+    above = sorted({given, *given.parents, *root.parents, *(up for path in targets for up in path.parents)} - {root})
+    found = [(str(path), path.lstat(), 0) for path in sorted(targets)]
+    found += [(str(path.relative_to(root)), path.lstat(), 0) for path in inside]
     found += [(str(path), path.lstat(), stat.S_ISVTX) for path in above]
     # skip the mode of links, which is always 0777
     return [

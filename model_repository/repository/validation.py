@@ -41,40 +41,60 @@ def check_repository(repository: Path) -> dict[str, Any]:
 
 
 def check_unedited(repository: Path, manifest: RepositoryManifest, strict: bool) -> str:
-    """Return a warning if files were edited since `llmops repo` wrote them, or an empty text.
+    """Return a warning if files were edited since `llmops repo`, or an empty text.
 
     Raises:
-        InputError: `strict` is set, and files were edited, or other users may edit files, or llmops
-            did not make the repository.
+        InputError: `strict` is set, and files of the repository or an engine were edited, or other
+            users may edit them, or llmops did not make the repository.
     """
-    if strict and (open_paths := editable_by_others(repository)):
+    for folder in (repository, *_engine_folders(manifest)) if strict else ():
+        _check_permissions(folder)
+    edits, changed = manifest.edits(repository), manifest.changed_engines()
+    added = [] if edits or changed else _added_to_engines(manifest)
+    if added:
+        problem = f"The build of the engine did not write {_shown(added)}, which its server may load"
+        advice = "remove it"
+    elif edits:
+        problem = f"{repository} was edited since `llmops repo` made it: {_shown(edits)}. A repository is a program"
+        advice = "make it again with `llmops repo`"
+    elif changed:
+        problem = f"{_shown(changed)} changed since `llmops repo` read it"
+        advice = "if `llmops build` or `upgrade` changed it, make the repository again with `llmops repo`"
+    elif not manifest.files:
+        if not strict:
+            return ""
+        problem = f"{repository} was not made by this `llmops repo`, so its files cannot be checked"
+        advice = "make it again with `llmops repo`"
+    else:
+        return ""
+    if strict:
+        raise InputError(f"{problem}; {advice}, or leave out --strict.")
+    return f"{problem}; `--strict` refuses it."
+
+
+def _check_permissions(folder: Path) -> None:
+    if open_paths := editable_by_others(folder):
         raise InputError(
-            f"{repository} can be edited by other users of this machine: {_shown(open_paths)} is writable by "
+            f"{folder} can be edited by other users of this machine: {_shown(open_paths)} is writable by "
             "others, or belongs to neither root nor the user who runs llmops. Use `chmod o-w` or `chown`, or leave "
             "out --strict."
         )
-    edits = manifest.edits(repository)
-    added = [] if edits else _added_to_engines(manifest)
-    if manifest.files and not edits and not added:
-        return ""
-    if added:
-        problem = f"The build of the engine did not write {_shown(added)}, which its server may load"
-        if strict:
-            raise InputError(f"{problem}; remove it, or leave out --strict.")
-        return f"{problem}; `--strict` refuses it."
-    if edits:
-        problem = f"{repository} was edited since `llmops repo` made it: {_shown(edits)}. A repository is a program"
-    else:
-        problem = f"{repository} was not made by this `llmops repo`, so its files cannot be checked"
-    if strict:
-        raise InputError(f"{problem}; make it again with `llmops repo`, or leave out --strict.")
-    return f"{problem}; `--strict` refuses it." if edits else ""
+
+
+def _engine_folders(manifest: RepositoryManifest) -> list[Path]:
+    """Return the folders of the engines, and those of models and tokenizers that are links."""
+    engines = _engines(manifest)
+    parts = [at / part for at, engine in engines.items() for part in (engine.model_dir, engine.tokenizer.directory)]
+    return [*engines, *(part for part in parts if part.is_symlink() and part.is_dir())]
 
 
 def _added_to_engines(manifest: RepositoryManifest) -> list[str]:
+    return [str(path) for folder, engine in _engines(manifest).items() for path in engine.added_files(folder)]
+
+
+def _engines(manifest: RepositoryManifest) -> dict[Path, EngineManifest]:
     folders = [Path(engine.directory) for engine in manifest.engines.values()]
-    engines = {folder: EngineManifest.load(folder) for folder in folders if (folder / ENGINE_FILE).is_file()}
-    return [str(path) for folder, engine in engines.items() for path in engine.added_files(folder)]
+    return {folder: EngineManifest.load(folder) for folder in folders if (folder / ENGINE_FILE).is_file()}
 
 
 def _shown(paths: list[str]) -> str:

@@ -325,17 +325,24 @@ def test_an_engine_leads_to_no_other_repository(tmp_path: Path) -> None:
     assert sorted(production.rglob("*")) == before
 
 
+def served_engine(folder: Path) -> tuple[Path, Path, RepositoryManifest]:
+    """Return an engine that knows its files, a repository that serves it, and its marker."""
+    engine, repository = make_engine(folder / "engine"), folder / "repository"
+    (engine / "tokenizer/tokenizer_config.json").write_text("{}")
+    manifest = EngineManifest.load(engine)
+    manifest.model_copy(update={"contents": measure_files(engine, "model", "tokenizer")}).save(engine)
+    generate_repository(read_engines([str(engine)]), repository)
+    marker = RepositoryManifest.load(repository)
+    assert check_unedited(repository, marker, strict=True) == ""
+    return engine, repository, marker
+
+
 @pytest.mark.parametrize(
     "path", ["tokenizer/chat_template.jinja", "model/generation_config.json", "model/1/plugin.so", "model/link"]
 )
 def test_a_file_that_is_added_to_an_engine_is_named(path: str, tmp_path: Path) -> None:
     """Before the fix, a server started with another chat template, also with --strict."""
-    engine, repository = make_engine(tmp_path / "engine"), tmp_path / "repository"
-    manifest = EngineManifest.load(engine)
-    manifest.model_copy(update={"contents": measure_files(engine, "model", "tokenizer")}).save(engine)
-    generate_repository(read_engines([str(engine)]), repository)
-    marker = RepositoryManifest.load(repository)
-    assert check_unedited(repository, marker, strict=False) == ""
+    engine, repository, marker = served_engine(tmp_path)
     (engine / path).parent.mkdir(exist_ok=True)
     if path.endswith("link"):
         (engine / path).symlink_to("/")
@@ -345,3 +352,60 @@ def test_a_file_that_is_added_to_an_engine_is_named(path: str, tmp_path: Path) -
     served = CliRunner().invoke(cli, ["serve", str(repository), "--dry-run", "--strict"])
     assert isinstance(served.exception, InputError)
     assert path in served.exception.message
+
+
+def change_with_digest(engine: Path) -> None:
+    (engine / "tokenizer/tokenizer_config.json").write_text('{"a": 1}')
+    manifest = EngineManifest.load(engine)
+    manifest.model_copy(update={"contents": measure_files(engine, "model", "tokenizer")}).save(engine)
+
+
+def change_length(engine: Path) -> None:
+    path = engine / "engine.json"
+    content = json.loads(path.read_text())
+    content["limits"]["max_seq_len"] -= 1
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    "change", [change_with_digest, change_length, lambda engine: (engine / "engine.json").unlink()]
+)
+def test_a_changed_engine_json_is_named_until_the_repository_is_made_again(change, tmp_path: Path) -> None:
+    """Before the fix, a server started with another chat template or length, also with --strict."""
+    engine, repository, marker = served_engine(tmp_path)
+    change(engine)
+    assert f"{engine}/engine.json changed since" in check_unedited(repository, marker, strict=False)
+    served = CliRunner().invoke(cli, ["serve", str(repository), "--dry-run", "--strict"])
+    assert isinstance(served.exception, InputError)
+    assert "make the repository again with `llmops repo`" in served.exception.message
+    if (engine / "engine.json").exists():
+        generate_repository(read_engines([str(engine)]), repository)
+        assert check_unedited(repository, RepositoryManifest.load(repository), strict=True) == ""
+
+
+def test_a_dry_run_checks_the_files_of_engines_where_asked(tmp_path: Path) -> None:
+    """Before the fix, only the start itself refused a damaged engine."""
+    engine, repository, _ = served_engine(tmp_path)
+    (engine / "tokenizer/tokenizer_config.json").write_text('{"a": 1}')
+    served = CliRunner().invoke(cli, ["serve", str(repository), "--dry-run", "--strict"])
+    assert isinstance(served.exception, InputError)
+    assert "is not as the build wrote it" in served.exception.message
+
+
+@pytest.mark.parametrize("owner", [0, 65534])
+@pytest.mark.parametrize("name", [".", "model", "model/openvino_model.bin", "tokenizer", "engine.json", "link", "deep"])
+def test_an_engine_that_other_users_may_edit_is_refused_where_asked(name: str, owner: int, tmp_path: Path) -> None:
+    """Before the fix, --strict started a server whose weights any user could exchange the next moment."""
+    engine, repository, marker = served_engine(tmp_path)
+    path = engine / name
+    if name in ("link", "deep"):
+        path, link = tmp_path / "other", engine / ("tokenizer" if name == "deep" else "model/openvino_model.bin")
+        link.rename(path)
+        link.symlink_to(path)
+        path = path / "tokenizer.json" if name == "deep" else path
+    if owner and os.geteuid() != 0:
+        pytest.skip("only root can give files to another user")
+    os.chown(path, owner, -1) if owner else path.chmod(path.stat().st_mode | 0o002)
+    check_unedited(repository, marker, strict=False)
+    with pytest.raises(InputError, match="can be edited by other users"):
+        check_unedited(repository, marker, strict=True)
