@@ -10,10 +10,11 @@ from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import and_, delete, or_, select
+from sqlalchemy import RowMapping, and_, delete, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.store.columns import database_time
+from llmops.store.damaged_rows import read_undamaged
 from llmops.store.tables import audit
 
 
@@ -80,7 +81,7 @@ async def list_audit_entries(
     changes_only: bool = False,
     after: AuditLogEntry | None = None,
 ) -> Sequence[AuditLogEntry]:
-    """Return entries, the newest first.
+    """Return entries, the newest first. An entry with a damaged value is left out and logged.
 
     Args:
         connection: A connection to the store.
@@ -92,7 +93,7 @@ async def list_audit_entries(
         changes_only: True to leave out rejected requests and findings of safety filters.
         after: The last entry of the previous page, or None for the first page.
     """
-    statement = select(audit).order_by(audit.c.created_at.desc(), audit.c.id).limit(limit)
+    statement = select(audit).order_by(audit.c.created_at.desc(), audit.c.id)
     if after is not None:
         same = and_(audit.c.created_at == after.created_at, audit.c.id > after.id)
         statement = statement.where(or_(audit.c.created_at < after.created_at, same))
@@ -106,7 +107,11 @@ async def list_audit_entries(
         statement = statement.where(audit.c.action.not_like("access.%"), audit.c.action.not_like("safety.%"))
     if action:
         statement = statement.where(audit.c.action.startswith(action, autoescape=True))
-    return [AuditLogEntry(**row) for row in (await connection.execute(statement)).mappings()]
+    return await read_undamaged(connection, statement, _entry, "audit entry", audit.c.id, limit)
+
+
+def _entry(row: RowMapping) -> AuditLogEntry:
+    return AuditLogEntry(**{**row, "detail": dict(row["detail"])})
 
 
 #: Maximum number of rows that one transaction deletes, because SQLite's other writers wait for the

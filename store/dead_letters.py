@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import Connection, and_, case, delete, func, or_, select
+from sqlalchemy import Connection, RowMapping, and_, case, delete, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.store.columns import database_time, insert
+from llmops.store.damaged_rows import read_undamaged
 from llmops.store.tables import dead_letters, ledger_reads
 
 #: Number of rows above which unsigned values are only counted, to bound the disk space of values
@@ -108,7 +109,7 @@ async def list_dead_letters(
     """Return dead letters, signed letters before others and the newest first.
 
     This order keeps a program that can write to the topic from pushing a gateway's events off the
-    list.
+    list. A dead letter with a damaged value is left out and logged.
 
     Args:
         connection: A connection to the store.
@@ -125,8 +126,13 @@ async def list_dead_letters(
         older = or_(columns.last_at < after.last_at, same)
         following = or_(unsigned, older) if after.letter.event_id is not None else and_(unsigned, older)
         statement = statement.where(following)
-    rows = await connection.execute(statement.order_by(unsigned, columns.last_at.desc(), columns.id).limit(limit))
-    return [ListedLetter(*row[:3], DeadLetter(*row[3:])) for row in rows.all()]
+    statement = statement.order_by(unsigned, columns.last_at.desc(), columns.id)
+    return await read_undamaged(connection, statement, _letter, "dead letter", columns.id, limit)
+
+
+def _letter(row: RowMapping) -> ListedLetter:
+    letter = DeadLetter(row["reason"], row["source"], row["value"], row["event_id"])
+    return ListedLetter(row["id"], row["count"], row["last_at"], letter)
 
 
 async def prune_dead_letters(connection: AsyncConnection, before: datetime) -> int:

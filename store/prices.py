@@ -7,13 +7,15 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from itertools import groupby
 from operator import attrgetter
+from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, RowMapping, Select, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.errors import InputError
 from llmops.store.audit import AuditContext, record_action
 from llmops.store.columns import DAMAGED, insert
+from llmops.store.damaged_rows import read_undamaged
 from llmops.store.tables import prices
 
 MILLION = 1_000_000
@@ -123,25 +125,36 @@ async def prices_by_model(connection: AsyncConnection) -> tuple[dict[str, Sequen
     found: dict[str, Sequence[Price]] = {}
     damaged: list[str] = []
     with suppress(*DAMAGED):
-        for model, known in groupby(await list_prices(connection), attrgetter("model")):
+        for model, known in groupby(await connection.run_sync(list_prices_async, None), attrgetter("model")):
             found[model] = list(known)
         return found, damaged
     for model in (await connection.execute(select(prices.c.model).distinct())).scalars().all():
         try:
-            found[model] = await list_prices(connection, model)
+            found[model] = await connection.run_sync(list_prices_async, model)
         except DAMAGED:
             damaged.append(model)
     return found, damaged
 
 
 async def list_prices(connection: AsyncConnection, model: str | None = None) -> Sequence[Price]:
-    """Return all past, present and future prices by model, the oldest first."""
-    return await connection.run_sync(list_prices_async, model)
+    """Return all past, present and future prices by model, the oldest first.
+
+    A price with a damaged value is left out and logged with its model.
+    """
+    return await read_undamaged(connection, _select(model), _price, "price of", prices.c.model)
 
 
 def list_prices_async(connection: Connection, model: str | None) -> Sequence[Price]:
-    """Return the prices as `list_prices` does, but over a synchronous connection."""
+    """Return the prices as `list_prices` does, but raise one of DAMAGED for a damaged price."""
+    return [_price(row) for row in connection.execute(_select(model)).mappings()]
+
+
+def _select(model: str | None) -> Select[Any]:
     statement = select(prices).order_by(prices.c.model, prices.c.valid_from)
     if model is not None:
         statement = statement.where(prices.c.model == model)
-    return [Price(**row) for row in connection.execute(statement).mappings()]
+    return statement
+
+
+def _price(row: RowMapping) -> Price:
+    return Price(**row)

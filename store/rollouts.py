@@ -13,16 +13,15 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Row, delete, select, update
-from sqlalchemy.exc import IntegrityError, NoResultFound
+from sqlalchemy import Row, RowMapping, delete, select, update
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llmops.background import LogOnce
 from llmops.errors import InputError, ResourceError, UnknownResourceError
 from llmops.store.audit import AuditContext, record_action
 from llmops.store.columns import insert
+from llmops.store.damaged_rows import read_undamaged
 from llmops.store.tables import model_versions, rollout_outcomes, rollouts, version_pins
-from llmops.untrusted_text import escape_unsafe
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +37,6 @@ MAX_NAME_LENGTH = 64
 TWIN_SUFFIX = "-twin"
 #: Maximum number of batches of outcomes that one query reads, which bounds the memory.
 OUTCOME_BATCHES = 500
-
-_damaged = LogOnce()
 
 
 @dataclass(frozen=True)
@@ -163,30 +160,22 @@ async def set_replicas(connection: AsyncConnection, model: str, name: str, repli
 
 async def list_rollouts(connection: AsyncConnection, model: str | None = None, limit: int = 100) -> Sequence[Rollout]:
     """Return roll-outs, the newest first."""
-    statement = select(rollouts).order_by(rollouts.c.started_at.desc(), rollouts.c.id).limit(limit)
+    statement = select(rollouts).order_by(rollouts.c.started_at.desc(), rollouts.c.id)
     if model is not None:
         statement = statement.where(rollouts.c.model == model)
-    return [Rollout(**row) for row in (await connection.execute(statement)).mappings()]
+    return await read_undamaged(connection, statement, _rollout, "roll-out", rollouts.c.id, limit)
 
 
 async def open_rollouts(connection: AsyncConnection) -> Sequence[Rollout]:
     """Return the open roll-outs. A roll-out with a damaged value is left out and logged."""
-    ids = select(rollouts.c.id).where(rollouts.c.open_model.is_not(None)).order_by(rollouts.c.started_at)
-    found = []
-    for one in (await connection.execute(ids)).scalars().all():
-        try:
-            statement = select(rollouts).where(rollouts.c.id == one)
-            found.append(Rollout(**(await connection.execute(statement)).mappings().one()))
-            problem = None
-        except (ValueError, TypeError, OverflowError, NoResultFound) as error:
-            problem = type(error).__name__
-        if _damaged.is_new(one, problem) and problem is not None:
-            log.error(
-                "The roll-out %s has a damaged value (%s) and is left out; correct the row in the store.",
-                escape_unsafe(str(one)),
-                problem,
-            )
-    return found
+    statement = (
+        select(rollouts).where(rollouts.c.open_model.is_not(None)).order_by(rollouts.c.started_at, rollouts.c.id)
+    )
+    return await read_undamaged(connection, statement, _rollout, "roll-out", rollouts.c.id)
+
+
+def _rollout(row: RowMapping) -> Rollout:
+    return Rollout(**row)
 
 
 async def require_open_rollout(connection: AsyncConnection, model: str) -> Rollout:

@@ -21,6 +21,7 @@ from llmops.store.accounts.key_secrets import (
 from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.users import DEFAULT_TIER, User
 from llmops.store.audit import AuditContext, record_action
+from llmops.store.damaged_rows import read_undamaged
 from llmops.store.tables import api_keys, tenants, users
 
 SCOPES = ("inference", "usage", "metrics", "admin", "fairness")
@@ -47,7 +48,7 @@ class KeySpec:
             raise InputError(f"{self.tier!r} is not a tier; write up to 20 lower-case letters, digits, - and _.")
         if self.name is not None and not 0 < len(self.name) <= 100:
             raise InputError(f"A key's name has 1 to 100 characters, not {len(self.name)}; give another name.")
-        if self.models is not None and not all(self.models):
+        if self.models is not None and not all(isinstance(model, str) and model for model in self.models):
             raise InputError("A model's name cannot be empty; leave the list of models out to allow all models.")
 
     def columns(self) -> dict[str, Any]:
@@ -222,6 +223,8 @@ async def list_keys(
 ) -> Sequence[KeyRow]:
     """Return keys in the order of tenant, user and age, including revoked and expired keys.
 
+    A key with a damaged value, or of a damaged tenant, is left out and logged.
+
     Args:
         connection: A connection to the store.
         tenant_id: Only keys of this tenant.
@@ -229,14 +232,14 @@ async def list_keys(
         limit: Maximum number of keys.
         after: The last key of the previous page, or None for the first page.
     """
-    statement = _KEYS.order_by(*_ORDER).limit(limit)
+    statement = _KEYS.order_by(*_ORDER)
     if after is not None:
         statement = statement.where(tuple_(*_ORDER) > (after.tenant_id, after.email, after.created_at, after.id))
     if tenant_id is not None:
         statement = statement.where(users.c.tenant_id == tenant_id)
     if user_id is not None:
         statement = statement.where(users.c.id == user_id)
-    return [_key(row) for row in (await connection.execute(statement)).mappings()]
+    return await read_undamaged(connection, statement, _key, "key", api_keys.c.id, limit)
 
 
 async def update_key(connection: AsyncConnection, key: KeyRow, spec: KeySpec, by: AuditContext) -> KeyRow:

@@ -1,7 +1,6 @@
 """Tenants. A tenant pays for the usage of all keys of its users."""
 
 import difflib
-import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,17 +9,12 @@ from datetime import datetime
 from sqlalchemy import RowMapping, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llmops.background import LogOnce
 from llmops.errors import DuplicateNameError, InputError, UnknownResourceError
 from llmops.store.accounts.limits import Limits
 from llmops.store.audit import AuditContext, record_action
-from llmops.store.columns import DAMAGED, insert
+from llmops.store.columns import insert
+from llmops.store.damaged_rows import read_undamaged
 from llmops.store.tables import tenants
-from llmops.untrusted_text import escape_unsafe
-
-log = logging.getLogger(__name__)
-
-_damaged = LogOnce()
 
 
 def did_you_mean(typed: str, known: Sequence[str]) -> str:
@@ -108,24 +102,7 @@ async def list_tenants(connection: AsyncConnection, deleted: bool = False) -> Se
     statement = select(tenants).order_by(tenants.c.id)
     if not deleted:
         statement = statement.where(tenants.c.deleted_at.is_(None))
-    try:
-        return [_tenant(row) for row in (await connection.execute(statement)).mappings()]
-    except DAMAGED:
-        names = (await connection.execute(statement.with_only_columns(tenants.c.id))).scalars().all()
-    found = []
-    for name in names:
-        try:
-            found.append(await find_tenant(connection, name))
-            problem = None
-        except DAMAGED as error:
-            problem = type(error).__name__
-        if _damaged.is_new(name, problem) and problem is not None:
-            log.error(
-                "The tenant %s has a damaged value (%s) and is left out; correct the row in the store.",
-                escape_unsafe(str(name)),
-                problem,
-            )
-    return [one for one in found if one is not None]
+    return await read_undamaged(connection, statement, _tenant, "tenant", tenants.c.id)
 
 
 async def find_deleted_tenants(connection: AsyncConnection, names: Sequence[str]) -> Sequence[str]:

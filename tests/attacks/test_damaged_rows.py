@@ -12,6 +12,7 @@ from uuid import UUID
 import pytest
 from starlette.requests import Request
 
+from llmops.background import LogOnce
 from llmops.control.metrics import ControlMetrics, SpendingCollector
 from llmops.control.store_access import SharedStore
 from llmops.errors import InputError
@@ -24,6 +25,7 @@ from llmops.gateway.interfaces import Caller, Usage
 from llmops.gateway.settings import ConversationSettings, GatewaySettings
 from llmops.gateway.usage.billing import Billing
 from llmops.gateway.usage.ledger_sink import LedgerSink
+from llmops.store.accounts.key_secrets import hash_secret
 from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.tenants import create_tenant
 from llmops.store.audit import AuditContext, record_action
@@ -227,6 +229,76 @@ async def test_a_damaged_tenant_is_an_outage_of_that_tenant_alone(tmp_path, url,
     assert b'dead_letters{reason="not signed"} 1.0' in bytes(page.body)
     await asyncio.gather(directory.close(), shared.close())
     assert caplog.text.count("The tenant bad has a damaged value") <= 1
+
+
+DAMAGED_LISTS = [
+    ("keys", "api_keys", "user_id IN (SELECT id FROM users WHERE tenant_id = 'bad')",
+     ["scopes = '{'", "models = '[1]'", "expires_at = 'soon'", "rpm = -1", "name = x'ff'", "created_at = 'a'"]),
+    ("keys", "tenants", "id = 'bad'", ["rpm = 'x'", "deleted_at = 'soon'", "budget_micros = 5, budget_period = 'age'"]),
+    ("tenants", "tenants", "id = 'bad'", ["rpm = -1", "budget_micros = 'x'", "created_at = 'soon'"]),
+    ("prices", "prices", "model = 'bad'", ["input_micros = 'x'", "valid_from = 'soon'", "output_micros = -1"]),
+    ("audit", "audit", "action = 'price.set' AND subject LIKE 'bad%'",
+     ["detail = '{'", "detail = '[1]'", "actor = x'ff'", "created_at = ''"]),
+    ("audit?limit=4", "audit", "action = 'price.set' AND subject LIKE 'bad%'", ["created_at = 'soon'"]),
+    ("usage/dead-letters", "dead_letters", "reason = 'bad'", ["count = 'x'", "last_at = 'soon'"]),
+]  # fmt: skip
+
+
+async def fill(url: str) -> str:
+    """Add a good and a bad row of each kind; return an administrator's secret."""
+    secret, _, _ = await make_key(url, "good")
+    await make_key(url, "bad")
+    async with await open_store(url) as store:
+        async with store.write() as connection:
+            for model in ("bad", "good"):
+                await set_price(connection, Price(model, BY.at, 1_000_000, 0, 0), BY)
+        await store.transact(
+            partial(add_dead_letters, parked=[DeadLetter(one, "t", b"v") for one in ("bad", "good")], at=NOON)
+        )
+    return secret
+
+
+@pytest.mark.parametrize(
+    ("listed", "table", "row", "change"),
+    [(listed, table, row, change) for listed, table, row, changes in DAMAGED_LISTS for change in changes],
+)
+async def test_a_damaged_row_ends_no_list_of_an_administrator(
+    tmp_path, url, listed, table, row, change, caplog, monkeypatch
+):
+    """Before the fix, the list was a 500 as long as one row was damaged."""
+    monkeypatch.setattr("llmops.store.damaged_rows._damaged", LogOnce())
+    monkeypatch.setattr("llmops.control.api_route.PAGE_SIZE", 1)
+    secret = await fill(url)
+    async with control(url, key=secret) as client:
+        whole = (await client.get(f"/api/admin/{listed.partition('?')[0]}")).json()
+        execute(tmp_path, f"UPDATE {table} SET {change} WHERE {row}")
+        for _ in range(2):
+            answer = await client.get(f"/api/admin/{listed}")
+            assert answer.status_code == 200, answer.text
+            left = [one for one in whole if one in answer.json()]
+            assert len(left) == len(answer.json()) == (4 if "limit" in listed else len(whole) - 1)
+    assert caplog.text.count("is left out; correct the row in the store") == 1
+
+
+@pytest.mark.parametrize(
+    ("listed", "change"),
+    [("keys", "api_keys SET scopes = '5' WHERE hash <> '{}'"), ("keys", "api_keys SET rpm = -1 WHERE hash <> '{}'"),
+     ("tenants", "tenants SET budget_micros = -5, budget_period = 'day' WHERE id = 'bad'"),
+     ("prices", "prices SET input_micros = -1 WHERE model = 'bad'"),
+     ("audit", "audit SET detail = '[1]' WHERE action = 'price.set' AND subject LIKE 'bad%'")],
+)  # fmt: skip
+async def test_a_damaged_row_of_postgresql_ends_no_list(databases, listed, change, caplog, monkeypatch):
+    monkeypatch.setattr("llmops.store.damaged_rows._damaged", LogOnce())
+    url = databases.url(await asyncio.to_thread(databases.create))
+    secret = await fill(url)
+    async with control(url, key=secret) as client:
+        whole = (await client.get(f"/api/admin/{listed}")).json()
+        database = url.rpartition("/")[2]
+        await databases.run(f"UPDATE {change.format(hash_secret(secret))}", database)
+        answer = await client.get(f"/api/admin/{listed}")
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()) == len(whole) - 1
+    assert caplog.text.count("is left out; correct the row in the store") == 1
 
 
 async def test_a_text_that_utf_8_cannot_encode_ends_no_audit_log(url) -> None:
