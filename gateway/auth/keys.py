@@ -71,7 +71,7 @@ class KeyDirectory(Directory):
         self._store = LazyStore(url, pool_size=2)
         self._waiting: dict[str, asyncio.Future[_Found | None]] = {}
         self._looking: asyncio.Task[None] | None = None
-        self._members: dict[tuple[str, str, Identity], asyncio.Task[Caller]] = {}
+        self._members: dict[tuple[str, str, Identity, bool], asyncio.Task[Caller]] = {}
 
     def takes(self, credential: str) -> bool:
         return is_secret(credential)
