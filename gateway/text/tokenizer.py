@@ -46,8 +46,9 @@ _MAX_WHOLE_BYTES = 2**18
 #: Number and size in characters of the samples of a longer text, from which the number of its
 #: tokens is estimated. The samples together are a sixteenth of the shortest such text in ASCII.
 _SAMPLES, _SAMPLE_CHARACTERS = 64, 2**8
-#: CPU seconds for a text, and more for each of its characters, after which a tokenizer counts as
-#: slow. Known tokenizers take less than a tenth of this time for ordinary texts.
+#: CPU seconds for a text, and more for each of its characters, or tokens if they are more, after
+#: which a tokenizer counts as slow. Known tokenizers take less than a tenth of this time for
+#: ordinary texts.
 _QUICK_SECONDS, _QUICK_SECONDS_PER_CHARACTER = 0.02, 1e-5
 #: Number of seconds for which a tokenizer counts as slow after such a text.
 _SLOW_SECONDS = 10.0
@@ -166,10 +167,11 @@ class TextTokenizer:
         if monotonic() < self._slow_until and thread_limit.cpu_seconds < math.inf:
             raise SlowTokenizerError
         begun = thread_time()
+        ids: list[int] = []
         # `encode()` holds the GIL for the whole text. The batch function releases the GIL and
         # computes no offsets.
         try:
-            ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+            ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except BaseException as error:
             # A panic of the Rust code is not an `Exception`, so no other handler catches it.
             if not is_panic(error):
@@ -178,7 +180,7 @@ class TextTokenizer:
                 f"This model's tokenizer cannot encode the text ({str(error)[:100]}); shorten it."
             ) from error
         finally:
-            if thread_time() - begun > _QUICK_SECONDS + _QUICK_SECONDS_PER_CHARACTER * len(text):
+            if thread_time() - begun > _QUICK_SECONDS + _QUICK_SECONDS_PER_CHARACTER * max(len(text), len(ids)):
                 self._slow_until = max(self._slow_until, monotonic() + _SLOW_SECONDS)
         return ids
 

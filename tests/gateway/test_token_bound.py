@@ -7,6 +7,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from llmops.build.checkpoint import open_checkpoint
 from llmops.build.tokenizer import write_tokenizer
+from llmops.gateway.text import tokenizer as tokenizer_module
 from llmops.gateway.text.tokenizer import TextTokenizer
 from tests.support.tokenizer_files import byte_level_tokenizer, write_wordpiece_tokenizer
 
@@ -134,6 +135,16 @@ def test_a_text_that_the_normalizer_multiplies_is_counted_in_small_pieces(tmp_pa
     monkeypatch.setattr(TextTokenizer, "encode", counted)
     assert tokenizer.min_token_count("\ufdfa" * 12_000, 8192) > 8192
     assert max(made) < 2 * 2**15
+
+
+@pytest.mark.parametrize(("text", "slow"), [("\ufdfa", False), ("a", True)])
+def test_a_text_that_the_normalizer_multiplies_makes_no_tokenizer_slow(tmp_path, monkeypatch, text, slow) -> None:
+    """Before the fix, other clients' short texts waited behind such texts, in the lane of slow tokenizers."""
+    byte_level(normalizer=normalizers.NFKC()).save(str(tmp_path / "tokenizer.json"))
+    tokenizer, times = TextTokenizer(tmp_path), iter((0.0, 0.3))
+    monkeypatch.setattr(tokenizer_module, "thread_time", lambda: next(times))
+    tokenizer.encode(text * 12_000)
+    assert tokenizer.is_slow == slow
 
 
 def test_a_long_text_that_fits_is_not_tokenized_twice(smollm2_tokenizer, monkeypatch) -> None:
