@@ -31,7 +31,9 @@ E = TypeVar("E", bound=ManifestExtra)
 FILE_NAME = "engine.json"
 FORMAT: Literal[1] = 1
 #: Maximum size of engine.json in bytes. Golden answers of the largest models take some 100 KiB.
-_MAX_BYTES = 16 << 20
+_MAX_BYTES = 4 << 20
+#: Maximum number of files of an engine: twice that of a checkpoint.
+_MAX_FILES = 1 << 15
 #: Maximum number of GPUs along one axis of parallelism: ten times the largest in use.
 _MAX_GPUS = 4096
 #: Maximum number of tokens in one sequence or engine step: ten times the largest in use.
@@ -238,8 +240,8 @@ class EngineManifest(_ManifestModel):
     tokenizer: TokenizerInfo
     sampling: RecommendedSampling = RecommendedSampling()
     complete: bool = True
-    contents: dict[_Inside, int | str] = Field(default_factory=dict)
-    files: list[str] = []
+    contents: Annotated[dict[_Inside, int | str], Field(default_factory=dict, max_length=_MAX_FILES)]
+    files: Annotated[list[str], Field(max_length=_MAX_FILES)] = []
     plan: dict[str, Any] | None = None
     quality: QualityMetrics | None = None
     golden: Golden | None = None

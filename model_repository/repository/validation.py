@@ -47,10 +47,11 @@ def check_unedited(repository: Path, manifest: RepositoryManifest, strict: bool)
         InputError: `strict` is set, and files of the repository or an engine were edited, or other
             users may edit them, or llmops did not make the repository.
     """
-    for folder in (repository, *_engine_folders(manifest)) if strict else ():
+    engines = _engines(manifest) if strict else {}
+    for folder in (repository, *_engine_folders(engines)) if strict else ():
         _check_permissions(folder)
     edits, changed = manifest.edits(repository), manifest.changed_engines()
-    added = [] if edits or changed else _added_to_engines(manifest)
+    added = [] if edits or changed else _added_to_engines(engines or _engines(manifest))
     if added:
         problem = f"The build of the engine did not write {_shown(added)}, which its server may load"
         advice = "remove it"
@@ -81,15 +82,14 @@ def _check_permissions(folder: Path) -> None:
         )
 
 
-def _engine_folders(manifest: RepositoryManifest) -> list[Path]:
+def _engine_folders(engines: dict[Path, EngineManifest]) -> list[Path]:
     """Return the folders of the engines, and those of models and tokenizers that are links."""
-    engines = _engines(manifest)
     parts = [at / part for at, engine in engines.items() for part in (engine.model_dir, engine.tokenizer.directory)]
     return [*engines, *(part for part in parts if part.is_symlink() and part.is_dir())]
 
 
-def _added_to_engines(manifest: RepositoryManifest) -> list[str]:
-    return [str(path) for folder, engine in _engines(manifest).items() for path in engine.added_files(folder)]
+def _added_to_engines(engines: dict[Path, EngineManifest]) -> list[str]:
+    return [str(path) for folder, engine in engines.items() for path in engine.added_files(folder)]
 
 
 def _engines(manifest: RepositoryManifest) -> dict[Path, EngineManifest]:

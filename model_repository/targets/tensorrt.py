@@ -7,7 +7,6 @@ Both servers take the parameters of NVIDIA/TensorRT-LLM
 serve.KEY=VALUE` stores them in engine.json.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from llmops.contract import (
     STEP_TRANSPORT,
 )
 from llmops.errors import InputError
+from llmops.input_files import read_json
 from llmops.model_repository.repository.compatibility import check_library
 from llmops.model_repository.targets.repository_target import EngineModelConfig, RepositoryTarget, divides_vocabulary
 
@@ -176,7 +176,7 @@ def _has_paged_context(model: Path) -> bool:
     trtllm-build disables paged context for some KV-cache types with a warning.
     """
     try:
-        config = json.loads((model / "config.json").read_bytes())
+        config = read_json(model / "config.json")
         return config["build_config"]["plugin_config"]["use_paged_context_fmha"] is not False
     except (OSError, ValueError, KeyError, TypeError):
         return True

@@ -70,6 +70,8 @@ def test_what_is_not_of_the_target_is_refused_in_one_sentence(tmp_path, name, ch
         (("tokenizer", "vocab_size"), 2**40),
         (("tokenizer", "end_ids"), [0] * 100_000),
         (("quality",), {"perplexity": "low"}),
+        (("files",), [""] * (2**15 + 1)),
+        (("contents",), {f"{at}": 0 for at in range(2**15 + 1)}),
     ],
 )
 def test_a_tampered_manifest_leads_nowhere_and_asks_for_no_machine(tmp_path, place, value):
@@ -79,6 +81,12 @@ def test_a_tampered_manifest_leads_nowhere_and_asks_for_no_machine(tmp_path, pla
     inner[place[-1]] = value
     with pytest.raises(InputError, match=place[-1]):
         load(tmp_path, content)
+
+
+def test_a_manifest_that_is_larger_than_any_build_writes_is_not_parsed(tmp_path: Path) -> None:
+    """Before the fix, one of 12 MB took 375 MB."""
+    with pytest.raises(InputError, match="more than 4 MiB"):
+        load(tmp_path, written("openvino") | {"versions": {"a": "a" * (4 << 20)}})
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,13 @@ def test_an_engine_without_paged_context_is_served_without_what_needs_it(tmp_pat
         loaded(make_engine(tmp_path / "b", without, serve={"enable_chunked_context": "true"}))
 
 
+def test_a_configuration_of_an_engine_is_read_up_to_a_bound(tmp_path: Path) -> None:
+    """Before the fix, `repo` read a file of any size, and failed at lists in lists with a traceback."""
+    engine = make_engine(tmp_path / "a")
+    (tmp_path / "a/model/config.json").write_text("[" * 100_000)
+    assert loaded(engine)["enable_kv_cache_reuse"]
+
+
 def test_serving_chooses_the_backend_and_what_is_announced(tmp_path: Path) -> None:
     nvidia = make_engine(tmp_path)
     ours = dataclasses.replace(nvidia, target=find_target("tensorrt", "llmops"))
