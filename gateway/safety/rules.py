@@ -260,15 +260,30 @@ def _width(name: str, pattern: str) -> int:
 @lru_cache(maxsize=256)
 def _compile(name: str, pattern: str, ignore_case: bool):  # type: ignore[no-untyped-def]  # noqa: ANN202 re2 has no types
     try:
+        return compile_linear(f"The safety filter {name} needs", pattern, ignore_case)
+    except ValueError as error:
+        raise InputError(
+            f"The safety filter {name} has a pattern that RE2 does not support; rewrite it: {error}."
+        ) from None
+
+
+def compile_linear(need: str, pattern: str, ignore_case: bool):  # type: ignore[no-untyped-def]  # noqa: ANN201 re2 has no types
+    """Return a pattern of RE2, which searches in linear time.
+
+    `need` begins the error without RE2, such as "The filter a needs".
+
+    Raises:
+        MissingDependencyError: RE2 is not installed.
+        ValueError: RE2 does not support the pattern.
+    """
+    try:
         import re2
     except ImportError as error:
-        raise missing_extra(f"The safety filter {name} needs RE2, which is not installed", "safety") from error
+        raise missing_extra(f"{need} RE2, which is not installed", "safety") from error
     options = re2.Options()
     options.log_errors = False
     options.case_sensitive = not ignore_case
     try:
         return re2.compile(pattern, options=options)
     except re2.error as error:
-        raise InputError(
-            f"The safety filter {name} has a pattern that RE2 does not support; rewrite it: {error}."
-        ) from None
+        raise ValueError(str(error)) from None

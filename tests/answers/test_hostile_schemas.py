@@ -331,7 +331,7 @@ MATCHERS |= {"re.finditer"}
 ALLOWED = {
     "text/control_tokens.py": "control tokens of the model, each escaped: an alternation of literals",
     "text/answer_features.py": "one class of letters for each script of a constant",
-    "routing/quality/golden_prompts.py": "the operator's own expressions, on answers to the operator's own prompts",
+    "routing/quality/golden_prompts.py": "the package's own expressions; RE2 matches those of a file",
 }
 
 

@@ -1,12 +1,15 @@
 """The quality watch: golden prompts, replicas that should be equal, and the one that is not."""
 
+import json
 import logging
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from llmops.errors import InputError
+from llmops.errors import InputError, MissingDependencyError
 from llmops.gateway.routing.quality.golden_prompts import load_golden_prompts
 from llmops.gateway.routing.quality.quality_watch import MAX_SHADOW_TOKENS, QualityWatch, ShadowSample, compare_replicas
 from llmops.gateway.settings import GatewaySettings, QualitySettings
@@ -60,6 +63,24 @@ def test_golden_prompts_of_a_file(tmp_path: Path):
     own = load_golden_prompts(None)
     assert len(own) >= 20
     assert len({prompt.name for prompt in own}) == len(own)
+
+
+def test_a_pattern_of_a_file_is_matched_in_linear_time(tmp_path: Path, monkeypatch):
+    """Before the fix, this pattern held the gateway for minutes at an answer of 100 characters."""
+    file = tmp_path / "golden.jsonl"
+    file.write_text(json.dumps({"prompt": "a", "expect": "(.*)" * 20 + "ZZZ$"}))
+    [slow], begun = load_golden_prompts(file), time.process_time()
+    assert slow.score("a" * 4000) == 0
+    assert time.process_time() - begun < 1
+    for unknown in ("(?=a)", "(a)\\1", "(a{1000}){1000}"):
+        file.write_text(json.dumps({"prompt": "a", "expect": unknown}))
+        with pytest.raises(InputError, match=r"line 1 is not a golden prompt.* RE2"):
+            load_golden_prompts(file)
+    file.write_text('{"prompt": "a", "expect": "b"}')
+    monkeypatch.setitem(sys.modules, "re2", None)
+    with pytest.raises(MissingDependencyError, match=r"golden prompts .* need RE2, which is not installed"):
+        load_golden_prompts(file)
+    assert load_golden_prompts(None)
 
 
 def test_a_shadow_sample_is_bounded():
