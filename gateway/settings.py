@@ -59,6 +59,15 @@ def _check_variable_name(name: str) -> str:
     return name
 
 
+def _refuse_special(path: Path) -> Path:
+    """Refuse pipes, whose opening waits until another process writes, and devices, which may have no end."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ValueError(f"{path} is not a regular file; name one, or a link to one")
+    return path
+
+
+#: A file that the gateway reads at its start.
+_File = Annotated[Path, AfterValidator(_refuse_special)]
 _VariableName = Annotated[str, AfterValidator(_check_variable_name)]
 _PositiveDuration = Annotated[Seconds, AfterValidator(_above_zero)]
 
@@ -211,7 +220,7 @@ class RoutedAlias(_Section):
     overflow: list[str] = Field(default_factory=list)
     prompt_characters: Annotated[int, Field(gt=0)] = 8000
     tiers: dict[str, Literal["small", "large"]] = Field(default_factory=dict)
-    head: Path | None = None
+    head: _File | None = None
 
     @property
     def models(self) -> list[str]:
@@ -349,7 +358,7 @@ class QualitySettings(_Section):
     """
 
     interval: _PositiveDuration | None = None
-    prompts: Path | None = None
+    prompts: _File | None = None
     shadow: Annotated[int, Field(ge=0, le=100)] = 0
 
 
@@ -489,7 +498,7 @@ class RulesFilterSettings(_Section):
     category: str | None = None
     patterns: list[str] = Field(default_factory=list)
     words: list[str] = Field(default_factory=list)
-    words_file: Path | None = None
+    words_file: _File | None = None
     ignore_case: bool = True
 
 
@@ -548,7 +557,7 @@ class ModelFilterSettings(_Section):
 
     kind: Literal["model"]
     category: str | None = None
-    head: Path | None = None
+    head: _File | None = None
     guard: GuardSettings | None = None
 
     @model_validator(mode="after")
@@ -644,7 +653,7 @@ class ProviderSettings(_Section):
 
     url: _Url
     key_env: _VariableName | None = None
-    key_file: Path | None = None
+    key_file: _File | None = None
     tenants: list[str] = Field(default_factory=list)
     context: Annotated[int, Field(gt=1)] = 128_000
     concurrent: Annotated[int, Field(gt=0)] = 64
@@ -803,7 +812,7 @@ class KafkaSettings(_Section):
     password: Annotated[str | None, Field(repr=False)] = None
     mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
     signing_keys: Annotated[str | None, Field(repr=False)] = None
-    signing_keys_file: Path | None = None
+    signing_keys_file: _File | None = None
 
 
 def _add_path(url: str) -> str:

@@ -1,5 +1,7 @@
 """Flags win over the environment, that over the file, that over the defaults."""
 
+import os
+
 import pytest
 
 from llmops.errors import InputError
@@ -115,3 +117,28 @@ def test_an_address_that_is_none_of_triton_s_is_refused(address):
 @pytest.mark.parametrize("address", ["triton:8001", "[::1]:8001", "dns:///triton.models.svc:8001", "unix:/run/triton"])
 def test_every_name_that_grpc_knows_is_taken(address):
     assert load_settings(triton=address).triton == address
+
+
+NAMED_FILES = {
+    "quality.prompts": "quality: {{interval: 5m, prompts: {}}}",
+    "safety.filters.words": "safety: {{filters: {{words: {{kind: rules, words_file: {}}}}}}}",
+    "safety.filters.model": "safety: {{filters: {{model: {{kind: model, head: {}}}}}}}",
+    "providers.x.key_file": "providers: {{x: {{url: https://x.example/v1, key_file: {}}}}}",
+    "kafka.signing_keys_file": "kafka: {{servers: k:1, signing_keys_file: {}}}",
+}
+
+
+@pytest.mark.parametrize("setting", NAMED_FILES)
+def test_a_setting_names_a_regular_file(tmp_path, setting):
+    """Before the fix, the gateway's start waited for ever for what another process would write to a pipe."""
+    config, pipe, link = tmp_path / "gateway.yaml", tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    for named in (pipe, "/dev/zero", tmp_path):
+        config.write_text(NAMED_FILES[setting].format(named))
+        with pytest.raises(InputError, match=rf"`{setting}.*{named} is not a regular file"):
+            load_settings(config)
+    # Kubernetes mounts secrets as links
+    (tmp_path / "file").touch()
+    link.symlink_to("file")
+    config.write_text(NAMED_FILES[setting].format(link))
+    load_settings(config)
