@@ -4,7 +4,8 @@
 #   compose.digests.yaml   the current digests of third-party images; remove the file to use newer images
 #   .env                   makes every `docker compose` command here read both files
 # Arguments are passed to `docker compose up -d`.
-set -eu
+# -C: files are written only if they are new, so nothing is written through a link.
+set -euC
 cd "$(dirname "$0")"
 
 # In .env, a line break would begin another setting, and $ a variable.
@@ -25,6 +26,7 @@ made() { # FILE: write standard input to FILE unless FILE exists
   if [ -s "secrets/$1" ]; then
     cat >/dev/null
   else
+    rm -f "secrets/.$1.part"
     cat >"secrets/.$1.part"
     mv "secrets/.$1.part" "secrets/$1"
   fi
@@ -75,6 +77,7 @@ if [ ! -s compose.digests.yaml ]; then
     /^    image: / && $NF !~ /^(llmops:|[*])/ { print name, $NF }
     /^    image: [*]/ { print name, "*" }' compose.yaml)
   last=
+  rm -f .compose.digests.part
   {
     echo "# Made by start.sh: the images as they were at the first start."
     echo "services:"
@@ -96,6 +99,7 @@ if [ ! -s compose.digests.yaml ]; then
   mv .compose.digests.part compose.digests.yaml
 fi
 if [ ! -s .env ]; then
+  rm -f .env.part
   {
     echo "COMPOSE_FILE=compose.yaml:compose.digests.yaml"
     [ -z "${REPOSITORY:-}" ] || echo "REPOSITORY=$REPOSITORY"

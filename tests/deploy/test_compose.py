@@ -249,6 +249,30 @@ def test_the_first_start_makes_every_password_and_the_second_none(tmp_path):
     assert (deploy / ".env").read_text() == settings
 
 
+@pytest.mark.parametrize(
+    "name", ["secrets/.postgres.part", "secrets/metrics_key", ".compose.digests.part", ".env.part"]
+)
+@pytest.mark.parametrize("exists", [True, False])
+def test_no_file_is_written_through_a_link(tmp_path, name, exists):
+    """Before the fix, the password of PostgreSQL replaced the content of the file that a link named."""
+    victim, deploy = tmp_path / "victim", started(tmp_path)
+    for path in (deploy / "secrets", deploy / ".env", deploy / "compose.digests.yaml"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (deploy / "secrets").mkdir()
+    if exists:
+        victim.write_text("kept")
+    (deploy / name).symlink_to(victim)
+    if name == "secrets/metrics_key" and not exists:
+        with pytest.raises(subprocess.CalledProcessError):
+            started(tmp_path)
+    else:
+        started(tmp_path)
+        assert "COMPOSE_FILE" in (deploy / ".env").read_text()
+    assert victim.exists() == exists
+    assert not exists or victim.read_text() == "kept"
+    assert not (deploy / "secrets" / "postgres").is_symlink()
+
+
 @pytest.mark.parametrize("secret", ["\n", " ", 'a" user_mallory="x', "a\nmasterauth b", None])
 def test_no_service_starts_with_a_password_that_is_none(tmp_path, secret):
     """Before the fix, a file with a line break gave Kafka's users empty passwords, and quotes another user."""
