@@ -222,20 +222,24 @@ class Ledger(LeaderJob):
     async def _leave_hidden_batch(
         self, consumer: AIOKafkaConsumer, store: Store, partition: TopicPartition, position: int
     ) -> None:
-        source = f"{partition.topic}[{partition.partition}] at {position}"
+        place = f"{partition.topic}[{partition.partition}] at"
         try:
             async with asyncio.timeout(STALL_CHECK_SECONDS):
                 following = await find_next_offset(
                     partition, position, {**_FETCH_OPTIONS, **client_options(self._kafka)}
                 )
         except (KafkaError, OSError, TimeoutError) as error:
-            log.warning("The ledger cannot check what follows %s (%s); it retries.", source, type(error).__name__)
+            log.warning(
+                "The ledger cannot check what follows %s %d (%s); it retries.", place, position, type(error).__name__
+            )
             return
         finally:
-            # the search read these batches a second time
-            kafka_batches.REJECTED.clear()
+            # the search read some of these batches a second time
+            read, kafka_batches.REJECTED[:] = {offset for _, offset in kafka_batches.REJECTED}, []
         if following is not None:
-            await _add_dead_letters(store, [DeadLetter(kafka_batches.DAMAGED, source, source.encode())])
+            passed = sorted({position, *(offset for offset in read if position < offset < following)})
+            sources = [f"{place} {offset}" for offset in passed]
+            await _add_dead_letters(store, [DeadLetter(kafka_batches.DAMAGED, one, one.encode()) for one in sources])
             consumer.seek(partition, following)
             await consumer.commit({partition: following})
 

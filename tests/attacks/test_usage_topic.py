@@ -461,6 +461,24 @@ async def test_batches_from_whose_offset_a_broker_returns_nothing_are_passed_ove
     await sink.close()
 
 
+@pytest.mark.parametrize("kind", ["sqlite"])
+async def test_each_batch_that_is_passed_over_is_counted(kafka, store, url, monkeypatch):
+    """Before the fix, 300 such batches one after another were one dead letter."""
+    monkeypatch.setattr(ledger_module, "STALL_SECONDS", 0.2)
+    sink, events = KafkaSink(kafka, LedgerSink(url)), [event(seq) for seq in range(3)]
+    await sink.write(events[:2])
+    async with at_work(Ledger(kafka, url)):
+        await arrived(sink, events[:2])
+        for _ in range(10):
+            await _produce(kafka, [0, 1, 2], records=0)
+        await sink.write(events)
+        await asyncio.wait_for(arrived(sink, events), 60)
+        while sum((await counts(store)).values()) < 10:
+            await asyncio.sleep(0.05)
+    assert await counts(store) == {"damaged batch": 10}
+    await sink.close()
+
+
 async def _produce(
     kafka: KafkaSettings, deltas: list[int], records: int | None = None, last: int | None = None
 ) -> None:
