@@ -163,7 +163,7 @@ def _sqlite_engines(location: StoreUrl, pool: dict[str, int], busy_seconds: floa
         )
     # Python's driver begins transactions late and commits before DDL. isolation_level None turns
     # that off, and the transactions are begun here.
-    options = {"isolation_level": None, "timeout": busy_seconds}
+    options = {"isolation_level": None, "timeout": busy_seconds, "factory": _SqliteConnection}
     engine = create_async_engine(location.url, connect_args=options, **pool)
     alone = create_engine(
         location.url.set(drivername="sqlite"), pool_size=1, connect_args=options, execution_options={_WRITES: True}
@@ -175,6 +175,25 @@ def _sqlite_engines(location: StoreUrl, pool: dict[str, int], busy_seconds: floa
         event.listen(one, "checkout", file.discard_if_replaced)
         event.listen(one, "begin", _begin)
     return engine, alone
+
+
+class _SqliteConnection(sqlite3.Connection):
+    """A connection for which text that is not UTF-8 is only a damaged value of its row.
+
+    Python's driver would raise an error for the whole result.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.text_factory = _text
+
+
+def _text(value: bytes) -> str | bytes:
+    """Return a text, or its bytes if they are not UTF-8, as for a blob in a column of text."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
 
 
 class _SqliteFile:

@@ -84,16 +84,13 @@ class Database:
     async def _answered(self, work: Awaitable[T]) -> T:
         """Await `work`, and turn every failure of the store into an UnavailableError.
 
-        A store that does not answer within `STORE_TIMEOUT` seconds has failed, too. SQLite reports
-        damaged text as a ValueError, like other damage to a row.
+        A store that does not answer within `STORE_TIMEOUT` seconds has failed, too.
         """
         try:
             return await within(STORE_TIMEOUT, work)
         except ApiError:
             raise
         except LlmopsError as error:
-            if "Could not decode" in str(getattr(error.__cause__, "orig", "")):
-                raise ValueError("a text of a damaged row is not UTF-8") from error
             raise UnavailableError(
                 f"{self._subject} cannot be read or written now; try again, or {self._advice}.",
                 code=f"{self._subject.split()[-1].lower()}_unavailable",

@@ -66,7 +66,8 @@ def execute(folder: Path, statement: str) -> None:
 @pytest.mark.parametrize(
     "change",
     ["rpm = -1", "rpm = 'x'", "budget_micros = 1e400, budget_period = 'day'", "scopes = '5'", "scopes = '{'",
-     "budget_micros = 5, budget_period = 'age'", "models = '[1'", "expires_at = 'soon'"],
+     "budget_micros = 5, budget_period = 'age'", "models = '[1'", "expires_at = 'soon'",
+     "tier = CAST(x'ff' AS TEXT)"],
 )  # fmt: skip
 async def test_a_damaged_key_is_an_outage_of_that_key_alone(tmp_path, url, change):
     """Before the fix, keys that were looked up beside it got 503, or waited for ever."""
@@ -233,14 +234,19 @@ async def test_a_damaged_tenant_is_an_outage_of_that_tenant_alone(tmp_path, url,
 
 DAMAGED_LISTS = [
     ("keys", "api_keys", "user_id IN (SELECT id FROM users WHERE tenant_id = 'bad')",
-     ["scopes = '{'", "models = '[1]'", "expires_at = 'soon'", "rpm = -1", "name = x'ff'", "created_at = 'a'"]),
+     ["scopes = '{'", "models = '[1]'", "expires_at = 'soon'", "rpm = -1", "name = x'ff'", "created_at = 'a'",
+      "name = CAST(x'ff' AS TEXT)", "scopes = CAST(x'ff' AS TEXT)"]),
+    ("keys", "users", "tenant_id = 'bad'", ["email = CAST(x'ff' AS TEXT)"]),
     ("keys", "tenants", "id = 'bad'", ["rpm = 'x'", "deleted_at = 'soon'", "budget_micros = 5, budget_period = 'age'"]),
-    ("tenants", "tenants", "id = 'bad'", ["rpm = -1", "budget_micros = 'x'", "created_at = 'soon'"]),
-    ("prices", "prices", "model = 'bad'", ["input_micros = 'x'", "valid_from = 'soon'", "output_micros = -1"]),
+    ("tenants", "tenants", "id = 'bad'", ["rpm = -1", "budget_micros = 'x'", "created_at = 'soon'",
+     "created_at = CAST(x'ff' AS TEXT)"]),
+    ("prices", "prices", "model = 'bad'", ["input_micros = 'x'", "valid_from = 'soon'", "output_micros = -1",
+     "model = x'ff'", "model = CAST(x'ff' AS TEXT)"]),
     ("audit", "audit", "action = 'price.set' AND subject LIKE 'bad%'",
-     ["detail = '{'", "detail = '[1]'", "actor = x'ff'", "created_at = ''"]),
+     ["detail = '{'", "detail = '[1]'", "actor = x'ff'", "created_at = ''", "actor = CAST(x'ff' AS TEXT)"]),
     ("audit?limit=4", "audit", "action = 'price.set' AND subject LIKE 'bad%'", ["created_at = 'soon'"]),
-    ("usage/dead-letters", "dead_letters", "reason = 'bad'", ["count = 'x'", "last_at = 'soon'"]),
+    ("usage/dead-letters", "dead_letters", "reason = 'bad'", ["count = 'x'", "last_at = 'soon'",
+     "source = CAST(x'ff' AS TEXT)"]),
 ]  # fmt: skip
 
 
