@@ -7,6 +7,7 @@ gateway that has not come back, or that lost its outbox.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -23,13 +24,17 @@ from llmops.input_files import MALFORMED
 from llmops.metrics_pages import parse_samples
 from llmops.store.audit import AuditContext
 from llmops.store.factory import open_store
-from llmops.untrusted_text import is_safe_text
+from llmops.untrusted_text import escape_unsafe, is_safe_text
 from llmops.urls import fetch_bounded, without_secrets
 
 log = logging.getLogger(__name__)
 
 #: Seconds between two reports.
 REPORT_INTERVAL = 3600.0
+
+#: Maximum number of gateways that the log names. Whoever has the signing key can make up gateways
+#: and gaps, as well as usage.
+NAMED_GATEWAYS = 5
 
 #: Name of Triton's histogram of the output lengths of all finished answers of an engine.
 SERVED_TOKENS_METRIC = "nv_llm_output_token_len"
@@ -98,11 +103,18 @@ class Reconciler(LeaderJob):
         async with await open_store(self._store, pool_size=1) as store, store.write() as connection:
             report = await reconcile(connection, by, ReconciliationRequest(served=served))
         if report.missing:
-            gap = report.gaps[0]
+            first, missing = dict[str, int](), Counter[str]()
+            for gap in report.gaps:
+                first.setdefault(gap.gateway, gap.first)
+                missing[gap.gateway] += gap.last - gap.first + 1
+            named = [
+                f"{missing[one]} of gateway {escape_unsafe(one)} from number {first[one]}"
+                for one in list(first)[:NAMED_GATEWAYS]
+            ]
             log.warning(
-                "%d usage events have not arrived, the first of gateway %s with number %d. A gateway sends its events "
-                "again; start the gateway if it does not run.",
+                "%d usage events have not arrived: %s%s. A gateway sends its events again; start a gateway that does "
+                "not run.",
                 report.missing,
-                gap.gateway,
-                gap.first,
+                ", ".join(named),
+                f" and of {len(first) - len(named)} more" if len(first) > len(named) else "",
             )

@@ -56,7 +56,7 @@ class UsageSum:
     cost_micros: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class SequenceGap:
     """A range of missing events, `first` to `last`, of a gateway that has sent later events."""
 
@@ -111,6 +111,7 @@ async def known_events(connection: AsyncConnection, ids: Sequence[str]) -> froze
 async def find_sequence_gaps(connection: AsyncConnection) -> Sequence[SequenceGap]:
     """Return at most MAX_SEQUENCE_GAPS gaps in event numbers, ordered by gateway and number.
 
+    The first gaps of each gateway precede later ones, so that a gateway with many hides no other.
     Events lost after a gateway's last stored event cannot be detected. A jump by more than
     MAX_SEQUENCE_LEAD does not count as a gap; see `usage_writes`.
     """
@@ -127,10 +128,10 @@ async def find_sequence_gaps(connection: AsyncConnection) -> Sequence[SequenceGa
     statement = (
         select(steps.c.gateway_id, steps.c.seq + 1, steps.c.following - 1)
         .where(steps.c.following.between(steps.c.seq + 2, steps.c.seq + MAX_SEQUENCE_LEAD))
-        .order_by(steps.c.gateway_id, steps.c.seq)
+        .order_by(func.row_number().over(partition_by=steps.c.gateway_id, order_by=steps.c.seq), steps.c.gateway_id)
         .limit(MAX_SEQUENCE_GAPS)
     )
-    return [SequenceGap(*row) for row in await connection.execute(statement)]
+    return sorted(SequenceGap(*row) for row in await connection.execute(statement))
 
 
 def user_belongs_to_tenant(user_id: ColumnElement[str], tenant: Any, dialect: str) -> Iterator[ColumnElement[bool]]:

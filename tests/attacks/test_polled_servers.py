@@ -513,7 +513,7 @@ async def test_an_engine_that_cannot_be_read_hides_no_missing_events(url: str, l
         await Reconciler(url, [f"{engine}/metrics"])._report()
     await sink.close()
     assert "does not compare the ledger with the engines" in caplog.text
-    assert "6 usage events have not arrived" in caplog.text
+    assert "6 usage events have not arrived: 6 of gateway" in caplog.text
 
 
 async def test_a_key_with_a_line_break_is_not_printed(monkeypatch) -> None:

@@ -385,13 +385,15 @@ async def test_tritons_page_is_read(page, monkeypatch):
 async def test_the_leader_says_what_is_missing(store, url, by, caplog):
     sink = LedgerSink(url)
     await sink.write(events(by, 0, 3))
+    await sink.write([one for at in range(2, 8) for one in events(by, 1, gateway=f"gw-{at}")])
     await sink.close()
     task = asyncio.create_task(Reconciler(url, interval=0.01).run())
     await eventually(lambda: caplog.messages)
     await stop_tasks(task)
     assert caplog.messages[0] == (
-        "2 usage events have not arrived, the first of gateway gw-1 with number 1. A gateway sends its events again; "
-        "start the gateway if it does not run."
+        "8 usage events have not arrived: 2 of gateway gw-1 from number 1, 1 of gateway gw-2 from number 0, 1 of "
+        "gateway gw-3 from number 0, 1 of gateway gw-4 from number 0, 1 of gateway gw-5 from number 0 and of 2 more. A "
+        "gateway sends its events again; start a gateway that does not run."
     )
 
 

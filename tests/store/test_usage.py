@@ -22,7 +22,7 @@ from llmops.errors import InputError, ResourceError
 from llmops.gateway.errors import ModelNotPricedError, UnavailableError
 from llmops.gateway.interfaces import Usage
 from llmops.gateway.usage.billing import Bill, Billing
-from llmops.store import usage_writes
+from llmops.store import usage_queries, usage_writes
 from llmops.store.accounts.limits import Budget, Limits
 from llmops.store.accounts.tenants import update_tenant
 from llmops.store.audit import list_audit_entries
@@ -89,6 +89,17 @@ def test_in_whatever_batches_events_come_the_books_are_the_same(data, by, newest
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(usage_writes, "GAP_PAGE_SIZE", 3)
         asyncio.run(run())
+
+
+async def test_the_gaps_of_one_gateway_hide_no_other(store, by, monkeypatch):
+    """Before the fix, the first thousand gaps of a gateway with invented numbers left no room for others."""
+    monkeypatch.setattr(usage_queries, "MAX_SEQUENCE_GAPS", 3)
+    async with store.write() as connection:
+        for gateway, seqs in {"g1": (1, 3, 5, 7), "g2": (0, 2)}.items():
+            await insert_usage(connection, [event(by, seq, gateway) for seq in seqs])
+    async with store.read() as connection:
+        gaps = await find_sequence_gaps(connection)
+    assert [(gap.gateway_id, gap.first, gap.last) for gap in gaps] == [("g1", 0, 0), ("g1", 2, 2), ("g2", 1, 1)]
 
 
 async def test_the_bill_of_a_whole_answer_replaces_that_of_a_part(store, by):
