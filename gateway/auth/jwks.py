@@ -18,7 +18,7 @@ from llmops.background import cancel_tasks
 from llmops.clocks import wait_with_timeout
 from llmops.fair_client import fair_client
 from llmops.gateway.auth.directory import CredentialUnavailableError
-from llmops.gateway.auth.verification_keys import VerificationKey, read_verification_key
+from llmops.gateway.auth.verification_keys import VerificationKey, read_verification_key, signature_algorithms
 from llmops.gateway.errors import UnavailableError
 from llmops.untrusted_text import escape_unsafe
 from llmops.urls import fetch_bounded, is_secure_url, without_secrets
@@ -39,6 +39,8 @@ MAX_WAITING = 1000
 _MAX_BYTES = 2**20
 #: Maximum number of key ids that are kept from earlier fetches.
 _MAX_KEPT = 1000
+#: Maximum number of key ids whose weakness is logged.
+_MAX_WARNINGS = 100
 DISCOVERY_PATH = "/.well-known/openid-configuration"
 #: The keys of an id, after the time of the last fetch that returned them.
 _Fetched = tuple[float, Sequence[VerificationKey]]
@@ -69,6 +71,7 @@ class JwksCache:
         #: keys.
         self._begun = self._keys_from = 0
         self._waiting = 0
+        self._warned: set[str | None] = set()
 
     async def find(self, kid: str | None, algorithm: str) -> Any | None:
         """Return the key with this id for an algorithm, or None if the issuer has no such key.
@@ -199,7 +202,12 @@ class JwksCache:
         keys = found.get("keys")
         if not isinstance(keys, list):
             raise ValueError("the response has no list of keys named `keys`")
-        fit = [(entry.get("kid"), key) for entry in keys if (key := read_verification_key(entry))]
+        fit = []
+        for entry in keys:
+            if key := read_verification_key(entry):
+                fit.append((entry.get("kid"), key))
+            elif signature_algorithms(entry):
+                self._warn_of_weak(entry.get("kid"))
         # An issuer that starts or fails may publish an empty set for a moment.
         if not fit:
             raise ValueError("the response has no public key for signatures")
@@ -208,6 +216,15 @@ class JwksCache:
             if isinstance(kid, str):
                 by_id.setdefault(kid, []).append(key)
         return by_id
+
+    def _warn_of_weak(self, kid: Any) -> None:
+        name = escape_unsafe(kid) if isinstance(kid, str) else None
+        if name in self._warned or len(self._warned) >= _MAX_WARNINGS:
+            return
+        self._warned.add(name)
+        which = "A key without an id" if name is None else f"The key {name!r}"
+        message = "%s of %s is weak or damaged, so tokens with its signature are refused; let the issuer replace it."
+        log.warning(message, which, without_secrets(self._issuer))
 
     async def _discovered(self) -> str:
         document = await self._json(self._issuer.rstrip("/") + DISCOVERY_PATH)

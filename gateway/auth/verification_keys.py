@@ -51,24 +51,32 @@ class VerificationKey(NamedTuple):
 
 def read_verification_key(entry: Any) -> VerificationKey | None:
     """Return the key of an entry of a key set; None if it is not a strong public key for signatures."""
-    if not isinstance(entry, Mapping) or not _is_for_signatures(entry):
+    algorithms = signature_algorithms(entry)
+    if not algorithms:
         return None
-    kind, algorithm = entry.get("kty"), entry.get("alg")
-    curve = None if kind == "RSA" else entry.get("crv")
-    if not isinstance(kind, str) or not isinstance(curve, str | None):
-        return None
-    algorithms = _ALGORITHMS.get((kind, curve), frozenset())
-    if algorithm is not None:
-        # A key that names its algorithm is valid only for this algorithm.
-        algorithms = algorithms & {algorithm} if isinstance(algorithm, str) else frozenset()
-    modulus = entry.get("n", "")
-    if not algorithms or not isinstance(modulus, str) or len(modulus) > _MAX_MODULUS_LENGTH:
+    modulus, curve = entry.get("n", ""), None if entry["kty"] == "RSA" else entry["crv"]
+    if not isinstance(modulus, str) or len(modulus) > _MAX_MODULUS_LENGTH:
         return None
     try:
-        key: Any = _READERS[kind]({name: entry[name] for name in _PUBLIC_FIELDS if name in entry})
+        key: Any = _READERS[entry["kty"]]({name: entry[name] for name in _PUBLIC_FIELDS if name in entry})
     except (PyJWTError, ValueError, TypeError, LookupError, AttributeError):
         return None
     return VerificationKey(key, algorithms) if _is_strong(key, curve) else None
+
+
+def signature_algorithms(entry: Any) -> frozenset[str]:
+    """Return the algorithms of an entry that is for signatures; none if it has another purpose or kind."""
+    if not isinstance(entry, Mapping) or not _is_for_signatures(entry):
+        return frozenset()
+    kind, algorithm = entry.get("kty"), entry.get("alg")
+    curve = None if kind == "RSA" else entry.get("crv")
+    if not isinstance(kind, str) or not isinstance(curve, str | None):
+        return frozenset()
+    algorithms = _ALGORITHMS.get((kind, curve), frozenset())
+    if algorithm is None:
+        return algorithms
+    # A key that names its algorithm is valid only for this algorithm.
+    return algorithms & {algorithm} if isinstance(algorithm, str) else frozenset()
 
 
 def _is_for_signatures(entry: Mapping[str, Any]) -> bool:

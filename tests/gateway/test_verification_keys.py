@@ -7,6 +7,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
+from llmops.gateway.auth.jwks import JwksCache
 from llmops.gateway.auth.oidc import ALGORITHMS
 from llmops.gateway.auth.verification_keys import read_verification_key
 from llmops.gateway.errors import InvalidKeyError, UnavailableError
@@ -110,3 +111,26 @@ def test_no_key_of_small_order_is_taken(curve, y, sign):
     length = 32 if curve == "Ed25519" else 57
     octets = (y | sign << 8 * length - 1).to_bytes(length, "little")
     assert read_verification_key({"kty": "OKP", "crv": curve, "x": octets_to_base64(octets)}) is None
+
+
+async def test_a_weak_key_beside_a_good_one_is_logged_once(issuer, caplog):  # noqa: F811
+    """Before, the tokens that it signed were refused without a word."""
+    weak = public_jwk(PRIVATE["RSA 1024"])
+    other = [{"kty": "oct", "k": "a", "kid": "other"}, RSA | {"use": "enc", "n": "AQAB", "kid": "other"}]
+    many = [weak | {"kid": f"many-{number}"} for number in range(500)]
+    entries = [RSA | {"kid": "good"}, weak | {"kid": "a\x1b\n" + "b" * 10_000}, weak | {"kid": 5}, *other]
+    cache = JwksCache("https://issuer.example", "https://issuer.example/keys", 60)
+
+    async def fetched(url: str) -> dict:
+        return {"keys": entries}
+
+    cache._json = fetched
+    for _ in range(3):
+        assert list(await cache._fetch()) == [None, "good"]
+    first, second = caplog.messages
+    assert r"The key 'a\\x1b" in first
+    assert len(first) < 1000
+    assert second.startswith("A key without an id of https://issuer.example is weak or damaged")
+    entries += many
+    await cache._fetch()
+    assert len(caplog.messages) == 100
