@@ -6,7 +6,6 @@ Both controllers exchange pods themselves, and ask this API whether they may con
 
 from __future__ import annotations
 
-import logging
 from typing import Annotated, Literal
 
 from fastapi import Query
@@ -18,10 +17,11 @@ from llmops.control.rollouts.judge import Decision
 from llmops.control.rollouts.state_machine import RolloutState
 from llmops.control.store_access import ConflictError, StoreOfApp
 from llmops.gateway.errors import NotFoundError
+from llmops.gateway.logging_setup import request_logger
 from llmops.store import rollouts
 from llmops.untrusted_text import escape_unsafe
 
-log = logging.getLogger(__name__)
+log = request_logger(__name__)
 
 #: Types of Flagger's hooks that confirm a step and therefore wait for a verdict.
 CONFIRMATIONS = ("confirm-traffic-increase", "confirm-promotion")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llmops_engine import loop as loop_module
 from llmops_engine.engine_runtime import LENGTH, DeadEngineError, EngineRuntime, EngineStats, KvCacheEvent, StepOutput
 from llmops_engine.loop import QUEUE_FULL_MESSAGE, ActiveRequest, EngineLoop
 from llmops_engine.metrics import gauge_values
@@ -138,6 +139,21 @@ def test_a_request_that_the_runtime_chokes_on_fails_alone(loop: EngineLoop, runt
     runtime.gate.set()
     assert finish(bad) == ["the engine failed: unlucky"]
     assert [finished for *_, finished in finish(good)] == [False, False, False, True]
+
+
+def test_failed_requests_write_one_line_a_second(loop: EngineLoop, monkeypatch) -> None:
+    """Before the fix, each failed request wrote a line."""
+    lines: list[str] = []
+    now = [loop_module.time.monotonic()]
+    monkeypatch.setattr(loop, "_log_error", lines.append)
+    monkeypatch.setattr(loop_module.time, "monotonic", lambda: now[0])
+    for _ in range(20):
+        finish(submit(loop, 13))
+    now[0] += loop_module.LOG_PERIOD
+    finish(submit(loop, 13))
+    assert lines == [
+        f"A request could not be started: unlucky{more}" for more in ("", " (19 more since the last such line)")
+    ]
 
 
 def test_one_refused_sequence_takes_the_others_of_its_request_along(loop: EngineLoop, runtime: ScriptedRuntime) -> None:

@@ -10,6 +10,7 @@ import yaml
 
 from llmops.control.rollouts.schemas import RolloutSettings
 from llmops.control.rollouts.state_machine import RolloutEvent, RolloutState, transition
+from llmops.gateway import logging_setup
 from llmops.store.factory import open_store
 from llmops.store.rollouts import ModelVersion, create_rollout, require_open_rollout, save_rollout, save_verdict
 from tests.store.control_client import BY, bearer, control, make_key
@@ -39,6 +40,20 @@ async def write(url: str, decision: str | None = None, *events: RolloutEvent) ->
             await save_rollout(connection, rollout, BY)
         if decision is not None:
             await save_verdict(connection, rollout, {"decision": decision, "reason": f"A {decision}.", "rows": []})
+
+
+@ONLY_SQLITE
+async def test_repeated_hooks_write_one_line_a_second(url: str, caplog, monkeypatch) -> None:
+    """Before the fix, a key that may only read metrics wrote a line with each call."""
+    secret, _, _ = await make_key(url, scopes=("metrics",))
+    await start(url)
+    caplog.set_level("INFO")
+    monkeypatch.setattr(logging_setup, "monotonic", lambda: 1000.0)
+    async with control(url) as client:
+        for _ in range(20):
+            sent = {"json": EVENT, "headers": bearer(secret)}
+            assert (await client.post("/api/rollouts/flagger/event?model=llama", **sent)).status_code == 200
+    assert sum(line.startswith("Flagger called") for line in caplog.messages) <= 1
 
 
 @ONLY_SQLITE

@@ -32,6 +32,8 @@ from .steps.sinks import ResponseSink
 CANCEL_POLL = 0.05
 #: Minimum seconds between two reports of metrics. Each report sends messages to Triton's process.
 METRICS_PERIOD = 0.1
+#: Minimum seconds between two log lines about failed requests, which clients can repeat.
+LOG_PERIOD = 1.0
 #: Start of the log line that is written once when an engine has ended. `llmops serve` searches
 #: Triton's log for it (model_repository/server/triton_log.py).
 ENGINE_ENDED_MESSAGE = "the engine has ended"
@@ -87,6 +89,7 @@ class EngineLoop:
         self._runtime = runtime
         self._report = report
         self._log_error = log_error
+        self._logged_at, self._unlogged = -LOG_PERIOD, 0
         self._max_open = max_open
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
@@ -220,11 +223,21 @@ class EngineLoop:
             active.sink.fail(str(rejection))
         except Exception as error:  # noqa: BLE001 - a request that the runtime chokes on must not end the server
             self._forget(active)
-            self._log_error(f"A request could not be {what}: {error}")
+            self._log_failed_request(f"A request could not be {what}: {error}")
             active.sink.fail(f"{ENGINE_FAILED}: {error}")
         else:
             return True
         return False
+
+    def _log_failed_request(self, message: str) -> None:
+        """Log the message, or only count it if LOG_PERIOD has not passed since the last one."""
+        now = time.monotonic()
+        if now - self._logged_at < LOG_PERIOD:
+            self._unlogged += 1
+            return
+        more = f" ({self._unlogged} more since the last such line)" if self._unlogged else ""
+        self._logged_at, self._unlogged = now, 0
+        self._log_error(message + more)
 
     def _prepare(self, active: ActiveRequest) -> None:
         active.preparation = self._runtime.prepare(active.request)
