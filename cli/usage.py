@@ -28,8 +28,9 @@ GROUPS = ("day", "tenant", "user", "model", "key")
 COUNTS = ("requests", "input_tokens", "cached_tokens", "output_tokens")
 CSV_COLUMNS = (*COUNTS, "reasoning_tokens", "cost_micros", "cost_usd")
 
-#: The place before a formula. Spreadsheets of some languages separate cells by semicolons.
-_FORMULA = re.compile(r"(?:^|(?<=;))\s*(?=[=+@-])")
+#: The place before a formula. Spreadsheets of some languages separate cells by semicolons, and
+#: spreadsheets of others take fullwidth signs for = + @ and -.
+_FORMULA = re.compile("(?:^|(?<=;))\\s*(?=[=+@\uff1d\uff0b\uff20\uff0d-])")
 
 
 @click.group("usage", invoke_without_command=True)

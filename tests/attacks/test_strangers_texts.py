@@ -133,10 +133,13 @@ def test_a_spreadsheet_runs_no_formula_of_an_address(monkeypatch):
     assert row[0] == f"'{user}"
 
 
-@pytest.mark.parametrize("user", ["a;=1+1;b@x", "a; @sum(1)@x", ";-1@x"])
+@pytest.mark.parametrize(
+    "user", ["a;=1+1;b@x", "a; @sum(1)@x", ";-1@x", "\uff1d1+1@x", " \uff0b1@x", ";\uff0d1@x", "\uff20sum(1)@x"]
+)
 def test_a_spreadsheet_of_another_language_runs_no_formula(user):
     """Before the fix, one that separates cells by semicolons evaluated what follows one in an address."""
-    assert [cell for cell in _csv_text(user).split(";") if cell.lstrip()[:1] in ("=", "+", "-", "@")] == []
+    signs = [*"=+-@\uff1d\uff0b\uff0d\uff20"]
+    assert [cell for cell in _csv_text(user).split(";") if cell.lstrip()[:1] in signs] == []
     assert _csv_text("ann-marie+x=1@acme.example") == "ann-marie+x=1@acme.example"
 
 
