@@ -378,7 +378,8 @@ class QuotaReservation(ABC):
         Args:
             model: The model's name. If empty, the tokens are not billed or settled: they count and
                 cost nothing, but an exhausted budget rejects them.
-            prompt: The number of tokens in the prompt.
+            prompt: The number of tokens in the prompt. Without tokens, only the request is
+                counted.
             most: The maximum number of tokens in all answers together.
             answers: The number of answers.
             bounded: True if the client set `most`. Otherwise, the usual length of the model's

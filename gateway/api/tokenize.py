@@ -91,16 +91,21 @@ class TokenizeEndpoints:
         check_prompt_characters(len(body.prompt or ""), limits, "prompt")
         check_message_limits(body.messages or (), limits)
         is_slow = model.template is not None and model.template.is_slow
-        return await self._respond(context, lambda: self._tokens(model, body), THREAD_CHARACTERS if is_slow else 0)
+        cost = THREAD_CHARACTERS if is_slow else 0
+        return await self._respond(context, model, lambda: self._tokens(model, body), cost)
 
     async def detokenize(self, request: Request) -> Response:
         """Return the text of token ids."""
         context = context_of(request)
         body = await self._service.intake.load(DetokenizeRequest, request)
         model = self._service.models.get(body.model, context.caller)
-        return await self._respond(context, lambda: self._text(model, body.tokens))
+        return await self._respond(context, model, lambda: self._text(model, body.tokens))
 
-    async def _respond(self, context: RequestContext, work: Callable[[], bytes], cost: int = 0) -> Response:
+    async def _respond(
+        self, context: RequestContext, model: GenerativeModel, work: Callable[[], bytes], cost: int = 0
+    ) -> Response:
+        if context.reservation is not None:
+            await context.reservation.tokens(model.name, 0)
         json_text = await self._service.text_threads.run(work, context.work_bytes + cost, context.caller.share)
         return Response(json_text, media_type="application/json")
 

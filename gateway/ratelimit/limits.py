@@ -156,11 +156,11 @@ class Reservation(QuotaReservation):
     ) -> int:
         self._model, self._answers, self._bounded = model, answers, bounded
         bounds, entered = self._plan.of(model), not self._owes_entry
-        if not bounds.all or (entered and not bounds.more and known is None):
+        if not bounds.all or (entered and not bounds.more and known is None) or not (prompt or most or bounds.own):
             return most
         amount = self._amount(bounds, prompt, most) if known is None else known
         money = least = 0
-        if self._plan.budgets and self._limits.budgets is not None:
+        if (prompt or most) and self._plan.budgets and self._limits.budgets is not None:
             self._tariff = tariff = self._limits.budgets.tariff(model, self._arrived) if model else _unpriced
             # Costs of the longest and of the shortest possible answer.
             money, least = tariff(prompt, 0, most), tariff(prompt, 0, min(most, answers))

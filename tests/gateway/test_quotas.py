@@ -237,6 +237,15 @@ async def test_tokens_are_refilled_and_smaller_requests_need_not_wait_for_larger
     assert (await bounded.post(COMPLETIONS, json=small)).status_code == 200
 
 
+@pytest.mark.parametrize("body", [{"model": "tiny", "prompt": "a"}, {"model": "tiny", "tokens": [1]}])
+async def test_a_quota_of_one_model_counts_tokenization(bounded, body):
+    """Before the fix, `/tokenize` and `/detokenize` named a model and were not counted by its quota."""
+    path = "/tokenize" if "prompt" in body else "/detokenize"
+    bounded.keys.quotas = (Quota("key-a", rpm=3, tpm=1), Quota("key-a", rpm=1, model="tiny"))
+    statuses = [(await bounded.post(path, json=body)).status_code for _ in range(2)]
+    assert statuses == [200, 429]
+
+
 async def test_a_quota_of_one_model(bounded):
     bounded.keys.quotas = (Quota("key-a", rpm=1, model="tiny"), Quota("key-a", rpm=1, model="other"))
     bounded.stack.say("Hello")
