@@ -20,8 +20,10 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     ImportString,
+    Tag,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -34,7 +36,7 @@ from llmops.gateway.replica_address import parse_replica
 from llmops.objectives import AVAILABILITY, PERCENTILES, Objective, parse_share
 from llmops.units import Seconds
 from llmops.urls import http_url_problem, is_secure_url
-from llmops.validation_errors import explain_first_error
+from llmops.validation_errors import error_path, explain_first_error
 from llmops.yaml_files import read_yaml
 
 #: Prefix of environment variables. A double underscore separates a section from a setting in it:
@@ -866,7 +868,16 @@ def _check_redis_url(url: str | None) -> str | None:
     return url
 
 
-_AliasModels = Annotated[list[str], Field(min_length=1)]
+def _alias_kind(alias: Any) -> str:
+    return _ROUTED if isinstance(alias, (Mapping, RoutedAlias)) else _LISTED
+
+
+# Errors name only the kind that was meant, and `error_path` leaves these names out.
+_LISTED, _ROUTED = "list[str]", "dict[str]"
+_Alias = Annotated[
+    Annotated[list[str], Field(min_length=1), Tag(_LISTED)] | Annotated[RoutedAlias, Tag(_ROUTED)],
+    Discriminator(_alias_kind),
+]
 
 
 class GatewaySettings(_Section):
@@ -936,7 +947,7 @@ class GatewaySettings(_Section):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 9000
     models: dict[str, ModelOverrides] = Field(default_factory=dict)
-    aliases: dict[str, _AliasModels | RoutedAlias] = Field(default_factory=dict)
+    aliases: dict[str, _Alias] = Field(default_factory=dict)
     providers: dict[str, ProviderSettings] = Field(default_factory=dict)
     slo: SloSettings = SloSettings()
     tiers: dict[str, TierSettings] = Field(default_factory=dict, validate_default=True)
@@ -1190,7 +1201,7 @@ def explain_settings_error(error: ValidationError, kind: type[BaseModel], where:
     *section, name = first["loc"]
     nearest = difflib.get_close_matches(str(name), _names_in(kind, section), n=1)
     suggestion = f"did you mean `{nearest[0]}`? " if nearest else ""
-    key = ".".join(map(str, first["loc"]))
+    key = error_path(first)
     return f"Unknown setting `{key}`{where}; {suggestion}{docs} lists all settings."
 
 

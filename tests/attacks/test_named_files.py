@@ -115,13 +115,22 @@ def test_yaml_that_has_no_value_is_one_sentence(tmp_path: Path, text: str) -> No
 
 
 @pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.write_text("{a: " * 2000), lambda path: path.mkdir()])
-def test_a_file_of_levels_that_is_no_file_sets_no_level(tmp_path: Path, put: Callable[[Path], object]) -> None:
+def test_a_file_of_levels_that_is_no_file_sets_no_level(tmp_path: Path, caplog, put: Callable[[Path], object]) -> None:
     """Before the fix, a pipe held the gateway's event loop for ever, and a deep file ended the task that reads it."""
     path = tmp_path / "levels.yaml"
     put(path)
     levels = LevelFile(path)
     levels.reload()
     assert levels.level("m") is None
+    assert "cannot be read (" in caplog.text
+
+
+def test_a_wrong_level_is_named(tmp_path: Path, caplog) -> None:
+    (tmp_path / "levels.yaml").write_text("m: 1\nn: high")
+    levels = LevelFile(tmp_path / "levels.yaml")
+    levels.reload()
+    assert levels.level("m") is None
+    assert "cannot be read ('high' is no level); write a number from 0 to 4" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{a: " * 4000, "m: 2\n" * 20_000])

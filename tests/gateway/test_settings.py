@@ -119,7 +119,25 @@ def test_every_name_that_grpc_knows_is_taken(address):
     assert load_settings(triton=address).triton == address
 
 
+@pytest.mark.parametrize(
+    ("alias", "said"),
+    [
+        ("{small: b, large: c, tires: {a: large}}", r"Unknown setting `aliases\.a\.tires`"),
+        ("{small: b, large: c, prompt_characters: -1}", r"`aliases\.a\.prompt_characters`.*greater than 0"),
+        ("{small: b}", r"`aliases\.a\.large`.*it is required"),
+        ("b", r"`aliases\.a`.*it must be a list"),
+        ("[]", r"`aliases\.a`.*it must not be empty"),
+    ],
+)
+def test_an_alias_that_is_wrong_is_named(tmp_path, alias, said):
+    """Before the fix, a misspelt setting of an alias ended the gateway with a traceback."""
+    (tmp_path / "gateway.yaml").write_text(f"aliases: {{a: {alias}}}")
+    with pytest.raises(InputError, match=said):
+        load_settings(tmp_path / "gateway.yaml")
+
+
 NAMED_FILES = {
+    "aliases.a.head": "aliases: {{a: {{small: b, large: c, head: {}}}}}",
     "quality.prompts": "quality: {{interval: 5m, prompts: {}}}",
     "safety.filters.words": "safety: {{filters: {{words: {{kind: rules, words_file: {}}}}}}}",
     "safety.filters.model": "safety: {{filters: {{model: {{kind: model, head: {}}}}}}}",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -123,32 +124,36 @@ class LevelFile:
         A file that cannot be read is logged and sets no level.
         """
         try:
-            stat = self._path.stat()
+            found = self._path.stat()
             # A file that is written twice within one tick of the clock keeps its time.
-            stamp = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
+            stamp, is_regular = (found.st_mtime_ns, found.st_ino, found.st_size), stat.S_ISREG(found.st_mode)
         except OSError:
-            stamp = None
+            stamp, is_regular = None, False
         if stamp == self._stamp:
             return
         self._stamp = stamp
         try:
             # opening a pipe would block the event loop until another process writes to it
-            self._levels = self._read() if self._path.is_file() else {}
+            if stamp is not None and not is_regular:
+                raise ValueError("it is not a regular file")
+            self._levels = self._read() if is_regular else {}
         except (InputError, OSError, ValueError) as error:
             self._levels = {}
             message = (
-                "The levels of degraded mode in %s cannot be read: %s Write a number from 0 to 4, or MODEL: NUMBER."
+                "The levels of degraded mode in %s cannot be read (%s); write a number from 0 to 4, or MODEL: NUMBER."
             )
-            log.error(message, self._path, error)
+            log.error(message, self._path, str(error).rstrip("."))
 
     def _read(self) -> dict[str, DegradedLevel]:
         if self._path.stat().st_size > MAX_FILE_BYTES:
-            raise InputError(f"It has more than {MAX_FILE_BYTES >> 10} KiB.")
+            raise ValueError(f"it has more than {MAX_FILE_BYTES >> 10} KiB")
         return _parse_levels(read_yaml(self._path))
 
 
 def _parse_levels(content: Any) -> dict[str, DegradedLevel]:
     named = content if isinstance(content, dict) else {} if content is None else {"": content}
+    if wrong := [level for level in named.values() if level not in list(DegradedLevel)]:
+        raise ValueError(f"{wrong[0]!r} is no level")
     return {str(name): DegradedLevel(level) for name, level in named.items()}
 
 
