@@ -108,6 +108,13 @@ async def known_events(connection: AsyncConnection, ids: Sequence[str]) -> froze
     return frozenset(str(one) for one in found.scalars())
 
 
+async def high_water_mark(connection: AsyncConnection, gateway_id: str) -> int:
+    """Return the number before which the store has all events of a gateway."""
+    found = await connection.scalar(select(gateways.c.next_seq).where(gateways.c.id == gateway_id))
+    # SQLite stores values of any type
+    return found if isinstance(found, int) else 0
+
+
 async def find_sequence_gaps(connection: AsyncConnection) -> Sequence[SequenceGap]:
     """Return at most MAX_SEQUENCE_GAPS gaps in event numbers, ordered by gateway and number.
 

@@ -50,6 +50,9 @@ class KafkaSink(UsageSink):
     async def confirmed(self, ids: Sequence[str]) -> frozenset[str]:
         return await self._ledger.confirmed(ids)
 
+    async def next_number(self, gateway_id: str) -> int:
+        return await self._ledger.next_number(gateway_id)
+
     async def close(self) -> None:
         await self._drop()
         await self._ledger.close()

@@ -23,7 +23,7 @@ from llmops.store.factory import LazyStore, within
 from llmops.store.prices import Price, list_prices_async, price_in_force
 from llmops.store.store_url import StoreUrl
 from llmops.store.tables import tenant_totals, usage_records
-from llmops.store.usage_queries import known_events
+from llmops.store.usage_queries import high_water_mark, known_events
 from llmops.store.usage_writes import (
     MAX_SEQUENCE,
     RecordOwners,
@@ -69,6 +69,9 @@ class LedgerSink(UsageSink):
 
     async def confirmed(self, ids: Sequence[str]) -> frozenset[str]:
         return await within(STORE_TIMEOUT, self._store.ask(partial(known_events, ids=ids)))
+
+    async def next_number(self, gateway_id: str) -> int:
+        return await within(STORE_TIMEOUT, self._store.ask(partial(high_water_mark, gateway_id=gateway_id)))
 
     async def close(self) -> None:
         await self._store.close()

@@ -32,6 +32,14 @@ class UsageSink(ABC):
             LlmopsError: The ledger is unavailable.
         """
 
+    async def next_number(self, gateway_id: str) -> int:
+        """Return the number before which the ledger has all events of a gateway; 0 if unknown.
+
+        Raises:
+            LlmopsError: The ledger is unavailable.
+        """
+        return 0
+
     async def close(self) -> None:
         """Close the connections to the ledger."""
         return

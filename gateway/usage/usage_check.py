@@ -20,7 +20,7 @@ from starlette.types import Scope
 from llmops.background import LogOnce, TaskSet, cancel_tasks, every
 from llmops.cache import cache_dir, check_own_folders
 from llmops.distribution import missing_extra
-from llmops.errors import InputError, ResourceError
+from llmops.errors import InputError, LlmopsError, ResourceError
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.http.middleware import Check
 from llmops.gateway.http.request_context import RequestContext
@@ -172,6 +172,8 @@ class UsageCheck(Check):
         # takes the first of them. The key is a key or tenant id, as in `Quota.of`, and a day.
         self._undelivered: Counter[tuple[str, str]] = Counter()
         self._adopted_events = 0
+        # The number of events that each dead gateway wrote, by its id, until the ledger is asked.
+        self._written: dict[str, int] = {}
         self._adopted_all = asyncio.Event()
         #: Function that returns the gateways which bill the answers with these ids; None if answers
         #: never outlive their gateway.
@@ -292,6 +294,7 @@ class UsageCheck(Check):
                     except Exception:
                         log.exception("The outbox in %s cannot be delivered now; the gateway retries.", lock.folder)
                 self._limit_own_outbox(0)
+                await self._report_older_outboxes()
             except Exception:
                 log.exception("The outboxes of dead gateways cannot be delivered now; the gateway retries.")
             finally:
@@ -299,6 +302,22 @@ class UsageCheck(Check):
                     lock.release()
             self._adopted_all.set()
             await asyncio.sleep(ADOPT_INTERVAL)
+
+    async def _report_older_outboxes(self) -> None:
+        """Log each dead gateway of which the ledger has later events than its outbox ever had.
+
+        The files of a restored folder agree with each other, so that only the ledger knows.
+        """
+        with suppress(LlmopsError):
+            for gateway, written in list(self._written.items()):
+                if (number := await self._sink.next_number(gateway)) > written:
+                    log.error(
+                        "The outbox of the gateway %s ended before event %d, but the ledger has all events before %d. "
+                        "It is an older copy, or its disk lost the end: later events that the ledger lacks are not "
+                        "billed. Never restore a copy of an outbox.",
+                        gateway, written, number,
+                    )  # fmt: skip
+                del self._written[gateway]
 
     def _limit_own_outbox(self, others: int) -> None:
         """Limit this gateway's outbox to the bytes that the outboxes of dead gateways leave.
@@ -354,6 +373,7 @@ class UsageCheck(Check):
         try:
             set_aside_special_files(lock.folder, SQLITE_FILES)
             outbox = UsageOutbox(lock.folder)
+            self._written[lock.folder.name] = outbox.last_place
             recover_open_answers(lock.folder, outbox, self._prices, elsewhere)
             # A new object, because the event loop may read the old one.
             self._undelivered = self._undelivered + outbox.costs()

@@ -33,10 +33,10 @@ from llmops.store.dead_letters import DeadLetter, add_dead_letters
 from llmops.store.factory import open_store
 from llmops.store.prices import Price, set_price
 from llmops.store.rollouts import ModelVersion, create_rollout, open_rollouts
+from llmops.store.usage_queries import high_water_mark
 from tests.attacks.test_usage_topic import NOON, bill, counts, event
 from tests.store.control_client import BY, bearer, control, make_key
 from tests.support.gateway_stack import app_client
-from tests.support.usage_rows import high_water_mark
 
 #: A time at which a price that the events of NOON have can be set.
 FIRST = AuditContext("cli:tester", NOON - timedelta(days=2))

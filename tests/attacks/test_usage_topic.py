@@ -43,13 +43,12 @@ from llmops.store.database import Store
 from llmops.store.dead_letters import DeadLetter, add_dead_letters, count_dead_letters, list_dead_letters
 from llmops.store.factory import open_store
 from llmops.store.tables import dead_letters, usage_records
-from llmops.store.usage_queries import UsageFilter, find_sequence_gaps, sum_usage
+from llmops.store.usage_queries import UsageFilter, find_sequence_gaps, high_water_mark, sum_usage
 from llmops.store.usage_writes import MAX_SUM
 from tests.attacks.harness import MIB, scaled
 from tests.store.test_ledger import KEY, NOON, at_work, broker, kafka, quick_groups
 from tests.store.test_ledger import event as ledger_event
 from tests.support.accounts import add_key
-from tests.support.usage_rows import high_water_mark
 from tests.support.waiting import stop_tasks
 
 __all__ = ["broker", "kafka", "quick_groups"]

@@ -365,6 +365,9 @@ class Ledger(UsageSink):
     async def confirmed(self, ids) -> frozenset[str]:
         return frozenset(ids) & self.ids
 
+    async def next_number(self, gateway_id: str) -> int:
+        return max(self.had, default=-1) + 1 if gateway_id == "gw-1" else 0
+
 
 class Delivering:
     """A delivery that is driven by hand, with a clock that is set by hand."""
@@ -465,6 +468,29 @@ async def test_a_restored_snapshot_is_delivered_again_and_loses_nothing(tmp_path
     await check.close()
     # the snapshot's events a second time, which a ledger ignores, and the new event under a new gateway's number 0
     assert (sorted(one.ledger.had), len(one.ledger.ids)) == (sorted([*range(15), *range(10), 0]), 16)
+
+
+@pytest.mark.parametrize("restored", [True, False])
+async def test_an_outbox_that_ends_before_the_ledger_is_reported(tmp_path, caplog, restored):
+    """Before the fix, a gateway said nothing, because the files of a restored folder agree with each other."""
+    folder = tmp_path / "gw-1"
+    folder.mkdir()
+    one = Delivering(folder, 10)
+    await one.outbox.checkpoint()
+    snapshot = shutil.copytree(folder, tmp_path.with_suffix(".snapshot"))
+    add(one.outbox, range(10, 15))
+    await one.turns(1)
+    add(one.outbox, [15])
+    one.outbox.close()
+    if restored:
+        shutil.rmtree(folder)
+        shutil.copytree(snapshot, folder)
+    check = UsageCheck(tmp_path, UsageSettings(), one.ledger, NoPrices())
+    await check.start()
+    await check._adopted_all.wait()
+    await check.close()
+    line = "The outbox of the gateway gw-1 ended before event 10, but the ledger has all events before 15."
+    assert [one.startswith(line) for one in caplog.messages if "ended before" in one] == [True] * restored
 
 
 async def test_an_outbox_is_found_however_the_store_s_url_is_written(tmp_path, monkeypatch, caplog):

@@ -40,10 +40,9 @@ from llmops.store.dead_letters import count_dead_letters
 from llmops.store.factory import open_store
 from llmops.store.prices import Price, set_price
 from llmops.store.tables import tenant_totals, usage_records
-from llmops.store.usage_queries import UsageFilter, UsageSum, sum_usage
+from llmops.store.usage_queries import UsageFilter, UsageSum, high_water_mark, sum_usage
 from tests.support.pages import Page, PageServer
 from tests.support.servers import Broker
-from tests.support.usage_rows import high_water_mark
 from tests.support.waiting import eventually, stop_tasks
 
 KEY = "0123456789abcdef" * 2

@@ -29,11 +29,11 @@ from llmops.store.audit import list_audit_entries
 from llmops.store.factory import open_store
 from llmops.store.prices import Price, list_prices, set_price
 from llmops.store.tables import tenant_totals, usage_records
-from llmops.store.usage_queries import UsageFilter, find_sequence_gaps, sum_usage
+from llmops.store.usage_queries import UsageFilter, find_sequence_gaps, high_water_mark, sum_usage
 from llmops.store.usage_writes import UsageRecord
 from tests.store.control_client import BY, make_key
 from tests.support.accounts import add_key
-from tests.support.usage_rows import fill, high_water_mark, insert_usage
+from tests.support.usage_rows import fill, insert_usage
 from tests.support.waiting import Clock
 
 USER = str(UUID(int=1))

@@ -7,7 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.store.database import Store
 from llmops.store.factory import open_store
-from llmops.store.tables import gateways, usage_records
+from llmops.store.tables import usage_records
 from llmops.store.usage_writes import UsageRecord, write_usage
 
 
@@ -20,11 +20,6 @@ async def fill(url: str, *records: UsageRecord) -> None:
     """Write records into the store at `url`."""
     async with await open_store(url) as store, store.write() as connection:
         await insert_usage(connection, records)
-
-
-async def high_water_mark(connection: AsyncConnection, gateway_id: str) -> int:
-    """Return the number before which the store has all events of the gateway."""
-    return await connection.scalar(select(gateways.c.next_seq).where(gateways.c.id == gateway_id)) or 0
 
 
 async def billed_rows(store: Store) -> Sequence[RowMapping]:
