@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -143,10 +143,12 @@ def revoke(key: str, now: bool, admin: AdminClient, as_json: bool) -> None:
     Gateways refuse it within 30 seconds. Answers that are running come to their end unless --now is
     given.
     """
-    from llmops.control.admin.schemas import KeyRead, KeyRevoke
+    from llmops.control.admin.schemas import DamagedRow, KeyRead, KeyRevoke
 
-    revoked = admin.request("POST", ("keys", key_reference(key), "revoke"), KeyRead, body=KeyRevoke(now=now))
-    print_result(revoked, as_json, f"{revoked.id} of {revoked.user} is revoked; its usage stays on the bill.")
+    answer = cast("type[KeyRead | DamagedRow]", KeyRead | DamagedRow)
+    revoked = admin.request("POST", ("keys", key_reference(key), "revoke"), answer, body=KeyRevoke(now=now))
+    named = f"{revoked.id} of {revoked.user}" if isinstance(revoked, KeyRead) else f"{revoked.id}, which is damaged,"
+    print_result(revoked, as_json, f"{named} is revoked; its usage stays on the bill.")
 
 
 def _print_secret(key: schemas.KeyWithSecret, as_json: bool, message: str) -> None:

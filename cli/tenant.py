@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -98,9 +98,10 @@ def delete(name: str, admin: AdminClient, as_json: bool) -> None:
 
     Its running answers end within 30 seconds.
     """
-    from llmops.control.admin.schemas import TenantRead
+    from llmops.control.admin.schemas import DamagedRow, TenantRead
 
-    deleted = admin.request("DELETE", ("tenants", name), TenantRead)
+    answer = cast("type[TenantRead | DamagedRow]", TenantRead | DamagedRow)
+    deleted = admin.request("DELETE", ("tenants", name), answer)
     print_result(
         deleted, as_json, f"{name} is deleted and its keys are refused; `llmops tenant restore {name}` undoes it."
     )

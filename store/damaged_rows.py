@@ -1,13 +1,15 @@
 """Lists of rows of which some have values that llmops never writes."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from sqlalchemy import JSON, ColumnElement, RowMapping, Select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.background import LogOnce
+from llmops.errors import InputError
 from llmops.store.columns import DAMAGED
 from llmops.untrusted_text import escape_unsafe
 
@@ -16,6 +18,17 @@ log = logging.getLogger(__name__)
 _damaged = LogOnce()
 
 ResultT = TypeVar("ResultT")
+
+
+@contextmanager
+def name_damaged(what: str, name: str) -> Iterator[None]:
+    """Raise InputError, which names the row that is read, for a damaged value."""
+    try:
+        yield
+    except DAMAGED as error:
+        raise InputError(
+            f"The {what} {name} has a damaged value ({type(error).__name__}); correct the row in the store."
+        ) from error
 
 
 async def read_undamaged(

@@ -18,6 +18,7 @@ from llmops.control.admin.reconcile import reconcile
 from llmops.control.admin.schemas import (
     AuditEntryRead,
     AuditQuery,
+    DamagedRow,
     DateRange,
     DeadLetterListQuery,
     DeadLetterRead,
@@ -56,6 +57,7 @@ from llmops.store.accounts import keys, tenants
 from llmops.store.accounts.limits import Budget, Limits
 from llmops.store.accounts.users import DEFAULT_TIER, ensure_user, require_user
 from llmops.store.audit import AuditContext, AuditLogEntry
+from llmops.store.columns import DAMAGED
 from llmops.store.database import Store
 from llmops.store.dead_letters import ListedLetter
 from llmops.store.factory import LazyStore
@@ -203,9 +205,15 @@ async def update_tenant(session: Session, tenant: TenantId, body: TenantUpdate) 
 
 
 @router.delete("/tenants/{tenant}", summary="Delete a tenant: its keys are refused, its usage stays")
-async def delete_tenant(session: Session, tenant: TenantId) -> TenantRead:
+async def delete_tenant(session: Session, tenant: TenantId) -> TenantRead | DamagedRow:
     async with session.write() as connection:
-        return _tenant_read(await tenants.delete_tenant(connection, tenant, session.by))
+        await tenants.delete_tenant(connection, tenant, session.by)
+        try:
+            found = await tenants.find_tenant(connection, tenant)
+            assert found is not None
+            return _tenant_read(found)
+        except DAMAGED:
+            return DamagedRow(id=tenant)
 
 
 @router.post("/tenants/{tenant}/restore", summary="Restore a deleted tenant")
@@ -286,11 +294,13 @@ async def rotate_key(session: Session, key: KeyId, body: KeyRotate) -> KeyWithSe
 
 
 @router.post("/keys/{key}/revoke", summary="Revoke a key permanently")
-async def revoke_key(session: Session, key: KeyId, body: KeyRevoke) -> KeyRead:
+async def revoke_key(session: Session, key: KeyId, body: KeyRevoke) -> KeyRead | DamagedRow:
     async with session.write() as connection:
-        found = await keys.lock_key(connection, key)
-        await keys.revoke_key(connection, found, session.by, body.now)
-        return KeyRead(**_key_fields(await keys.require_key(connection, found.id), session.by.at))
+        revoked = await keys.revoke_key(connection, key, session.by, body.now)
+        try:
+            return KeyRead(**_key_fields(await keys.require_key(connection, revoked), session.by.at))
+        except DAMAGED:
+            return DamagedRow(id=revoked)
 
 
 def _merge_spec(spec: keys.KeySpec, update: KeyUpdate) -> keys.KeySpec:

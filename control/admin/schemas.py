@@ -145,6 +145,13 @@ class TenantRead(AdminSchema):
     deleted_at: Timestamp | None
 
 
+class DamagedRow(AdminSchema):
+    """A key that was revoked, or a tenant that was deleted, of which a value is damaged."""
+
+    id: str
+    damaged: Literal[True] = True
+
+
 class KeyUpdate(LimitFields, AdminRequest):
     """Changes to the settings of a key. `models` null allows all models."""
 

@@ -22,7 +22,7 @@ from llmops.gateway.auth.directory import CredentialUnavailableError, Directory,
 from llmops.gateway.errors import InvalidKeyError, UnavailableError
 from llmops.gateway.interfaces import TENANT_PREFIX, Budget, Caller, Quota
 from llmops.store.accounts.key_secrets import hash_secret, is_secret
-from llmops.store.accounts.keys import KeyRow, find_keys, has_any_key
+from llmops.store.accounts.keys import KeyRow, find_keys, has_any_key, is_withdrawn
 from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.tenants import find_deleted_tenants, find_tenant
 from llmops.store.accounts.users import bind_identity, ensure_user, find_user, find_user_by_identity
@@ -39,6 +39,7 @@ MAX_KEYS_PER_QUERY = 500
 #: Seconds after which a store that has not answered counts as unavailable. Requests with a key that
 #: is not cached wait this long.
 STORE_TIMEOUT = 2.0
+_UNKNOWN_TENANT_MESSAGE = "The tenant in this token is not known here; ask the operator to create it."
 _NOT_A_MEMBER_MESSAGE = (
     "The user in this token cannot be a member of its tenant; ask the operator to check the user's name and tenant."
 )
@@ -174,13 +175,15 @@ class KeyDirectory(Directory):
             try:
                 of, known = await find_tenant(connection, tenant), await find_user_by_identity(connection, *identity)
             except DAMAGED as error:
+                if await find_deleted_tenants(connection, [tenant]):
+                    raise InvalidKeyError(_UNKNOWN_TENANT_MESSAGE) from error
                 what = (
                     f"The row of tenant {tenant}, or of a user, is damaged ({type(error).__name__}); correct it in the "
                     "store."
                 )
                 raise CredentialUnavailableError(what) from error
         if of is None or of.deleted_at is not None:
-            raise InvalidKeyError("The tenant in this token is not known here; ask the operator to create it.")
+            raise InvalidKeyError(_UNKNOWN_TENANT_MESSAGE)
         if known is None:
             by = AuditContext("oidc", datetime.now(UTC))
             async with self._store.write() as connection:
@@ -255,11 +258,17 @@ class StoreAuditLog(AuditLog):
 
 
 async def _find_each(connection: AsyncConnection, hashes: Sequence[str]) -> Mapping[str, _Found]:
-    """Return the rows of the keys with these hashes. A damaged row is an error of its own key only."""
+    """Return the rows of the keys with these hashes. A damaged row is an error of its own key only.
+
+    A key that is damaged and revoked is as one that does not exist: the error would keep it in use
+    for `lookups.stale`.
+    """
     try:
         return await find_keys(connection, hashes)
     except DAMAGED as error:
         if len(hashes) == 1:
+            if await is_withdrawn(connection, hashes[0]):
+                return {}
             return {
                 hashes[0]: CredentialUnavailableError(
                     f"A key's row is damaged ({type(error).__name__}); correct or delete it in the store."

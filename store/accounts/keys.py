@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import RowMapping, String, bindparam, case, or_, select, tuple_
+from sqlalchemy import ColumnElement, RowMapping, String, bindparam, case, func, literal, or_, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.errors import InputError, UnknownResourceError
@@ -21,7 +21,8 @@ from llmops.store.accounts.key_secrets import (
 from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.users import DEFAULT_TIER, User
 from llmops.store.audit import AuditContext, record_action
-from llmops.store.damaged_rows import read_undamaged
+from llmops.store.columns import UtcDateTime
+from llmops.store.damaged_rows import name_damaged, read_undamaged
 from llmops.store.tables import api_keys, tenants, users
 
 SCOPES = ("inference", "usage", "metrics", "admin", "fairness")
@@ -179,6 +180,13 @@ async def find_keys(connection: AsyncConnection, hashes: Sequence[str]) -> dict[
     return {hashed: found[hashed] for hashed in hashes if hashed in found}
 
 
+async def is_withdrawn(connection: AsyncConnection, hashed: str) -> bool:
+    """Return True if the key with this SHA-256 is revoked or its tenant deleted, even if a row is damaged."""
+    statement = select(api_keys.c.id).join(users, users.c.id == api_keys.c.user_id).join(tenants)
+    withdrawn = or_(api_keys.c.revoked_at.is_not(None), tenants.c.deleted_at.is_not(None))
+    return (await connection.execute(statement.where(_is_named(hashed), withdrawn))).first() is not None
+
+
 async def has_any_key(connection: AsyncConnection) -> bool:
     """Return True if a key was ever created in this store."""
     return (await connection.execute(select(api_keys.c.id).limit(1))).first() is not None
@@ -189,18 +197,16 @@ async def require_key(connection: AsyncConnection, key: str) -> KeyRow:
 
     Raises:
         UnknownResourceError: No such key exists.
+        InputError: A value of its row, or of its tenant's, is damaged.
     """
-    if is_secret(key) or is_hash(key):
-        found = await find_key(connection, key if is_hash(key) else hash_secret(key))
-    else:
-        row = (await connection.execute(_KEYS.where(api_keys.c.id == key))).mappings().first()
-        found = None if row is None else _key(row)
+    with name_damaged("key", _shown(key)):
+        if is_secret(key) or is_hash(key):
+            found = await find_key(connection, key if is_hash(key) else hash_secret(key))
+        else:
+            row = (await connection.execute(_KEYS.where(_is_named(key)))).mappings().first()
+            found = None if row is None else _key(row)
     if found is None:
-        # a mistyped secret is close to the real secret, so the message shows only its beginning
-        shown = (
-            f"{key[:VISIBLE_PREFIX_LENGTH]}…" if key.startswith("sk-") else "of this secret" if is_hash(key) else key
-        )
-        raise UnknownResourceError(f"There is no key {shown}; `llmops key list --all` shows all keys.")
+        raise _unknown(key)
     return found
 
 
@@ -258,23 +264,29 @@ async def update_key(connection: AsyncConnection, key: KeyRow, spec: KeySpec, by
     return replace(key, spec=spec)
 
 
-async def revoke_key(connection: AsyncConnection, key: KeyRow, by: AuditContext, now: bool = False) -> None:
-    """Revoke a key with all its secrets, permanently.
+async def revoke_key(connection: AsyncConnection, key: str, by: AuditContext, now: bool = False) -> str:
+    """Revoke a key, named as for `require_key`, with all its secrets, permanently. Return its id.
 
+    The values of its row are not read, because the key of a damaged row must be revocable.
     With `now`, answers that are being generated for the key end too: its expiry is set to the
     revocation, which `KeyRow.ends_answers` looks for.
 
     Raises:
+        UnknownResourceError: No such key exists.
         InputError: The key is already revoked and `now` is False.
     """
-    if not now:
-        _require_not_revoked(key)
-    revoked_at = key.revoked_at or by.at
+    statement = select(api_keys.c.id, api_keys.c.hash, users.c.tenant_id).join(users, users.c.id == api_keys.c.user_id)
+    found = (await connection.execute(statement.where(_is_named(key)))).first()
+    if found is None:
+        raise _unknown(key)
+    revoked_at = func.coalesce(api_keys.c.revoked_at, literal(by.at, UtcDateTime))
     ends = {"expires_at": revoked_at} if now else {}
-    await connection.execute(api_keys.update().where(api_keys.c.id == key.id).values(revoked_at=revoked_at, **ends))
-    hashed = select(api_keys.c.hash).where(api_keys.c.id == key.id).scalar_subquery()
-    await connection.execute(users.update().where(users.c.api_key_hash == hashed).values(api_key_hash=None))
-    await record_action(connection, by, "key.revoke", key.id, key.tenant_id, {"now": True} if now else None)
+    change = api_keys.update().where(api_keys.c.id == found.id).values(revoked_at=revoked_at, **ends)
+    if not (await connection.execute(change if now else change.where(api_keys.c.revoked_at.is_(None)))).rowcount:
+        raise _revoked(found.id)
+    await connection.execute(users.update().where(users.c.api_key_hash == found.hash).values(api_key_hash=None))
+    await record_action(connection, by, "key.revoke", found.id, found.tenant_id, {"now": True} if now else None)
+    return str(found.id)
 
 
 async def rotate_key(connection: AsyncConnection, key: KeyRow, overlap: timedelta, by: AuditContext) -> str:
@@ -339,7 +351,28 @@ def _require_future_expiry(spec: KeySpec, by: AuditContext) -> None:
 
 def _require_not_revoked(key: KeyRow) -> None:
     if key.revoked_at is not None:
-        raise InputError(f"The key {key.id} was revoked; `llmops key create` makes another.")
+        raise _revoked(key.id)
+
+
+def _revoked(key_id: str) -> InputError:
+    return InputError(f"The key {key_id} was revoked; `llmops key create` makes another.")
+
+
+def _unknown(key: str) -> UnknownResourceError:
+    return UnknownResourceError(f"There is no key {_shown(key)}; `llmops key list --all` shows all keys.")
+
+
+def _shown(key: str) -> str:
+    # a mistyped secret is close to the real secret, so the message shows only its beginning
+    return f"{key[:VISIBLE_PREFIX_LENGTH]}…" if key.startswith("sk-") else "of this secret" if is_hash(key) else key
+
+
+def _is_named(key: str) -> ColumnElement[bool]:
+    """Return the condition for the key with this id, SHA-256 or secret."""
+    if not is_secret(key) and not is_hash(key):
+        return api_keys.c.id == key
+    hashed = key if is_hash(key) else hash_secret(key)
+    return or_(api_keys.c.hash == hashed, api_keys.c.previous_hash == hashed)
 
 
 def _detail(spec: KeySpec) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from llmops.errors import DuplicateNameError, InputError, UnknownResourceError
 from llmops.store.accounts.limits import Limits
 from llmops.store.audit import AuditContext, record_action
 from llmops.store.columns import insert
-from llmops.store.damaged_rows import read_undamaged
+from llmops.store.damaged_rows import name_damaged, read_undamaged
 from llmops.store.tables import tenants
 
 
@@ -63,9 +63,14 @@ async def create_tenant(connection: AsyncConnection, tenant_id: str, limits: Lim
 
 
 async def find_tenant(connection: AsyncConnection, tenant_id: str) -> Tenant | None:
-    """Return a tenant, or None if there is none. Deleted tenants are returned too."""
-    row = (await connection.execute(select(tenants).where(tenants.c.id == tenant_id))).mappings().first()
-    return None if row is None else _tenant(row)
+    """Return a tenant, or None if there is none. Deleted tenants are returned too.
+
+    Raises:
+        InputError: A value of the tenant's row is damaged.
+    """
+    with name_damaged("tenant", tenant_id):
+        row = (await connection.execute(select(tenants).where(tenants.c.id == tenant_id))).mappings().first()
+        return None if row is None else _tenant(row)
 
 
 async def require_tenant(connection: AsyncConnection, tenant_id: str) -> Tenant:
@@ -119,16 +124,16 @@ async def update_tenant(connection: AsyncConnection, tenant_id: str, limits: Lim
     return replace(found, limits=limits)
 
 
-async def delete_tenant(connection: AsyncConnection, tenant_id: str, by: AuditContext) -> Tenant:
-    """Delete a tenant. The usage and bill of the tenant remain.
+async def delete_tenant(connection: AsyncConnection, tenant_id: str, by: AuditContext) -> None:
+    """Delete a tenant, even one whose row is damaged. The usage and bill of the tenant remain.
 
     Requests with the tenant's keys are rejected from now on, and running answers for the keys end.
     Raises the errors of `require_tenant`.
     """
-    found = await require_tenant(connection, tenant_id)
-    await connection.execute(tenants.update().where(tenants.c.id == tenant_id).values(deleted_at=by.at))
+    statement = tenants.update().where(tenants.c.id == tenant_id, tenants.c.deleted_at.is_(None))
+    if (await connection.execute(statement.values(deleted_at=by.at))).rowcount == 0:
+        await require_tenant(connection, tenant_id)
     await record_action(connection, by, "tenant.delete", tenant_id, tenant_id)
-    return replace(found, deleted_at=by.at)
 
 
 async def restore_tenant(connection: AsyncConnection, tenant_id: str, by: AuditContext) -> Tenant:

@@ -10,9 +10,11 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from click.testing import CliRunner
 from starlette.requests import Request
 
 from llmops.background import LogOnce
+from llmops.cli.main import cli
 from llmops.control.metrics import ControlMetrics, SpendingCollector
 from llmops.control.store_access import SharedStore
 from llmops.errors import InputError
@@ -21,6 +23,7 @@ from llmops.gateway.auth.directory import CredentialUnavailableError, Identity
 from llmops.gateway.auth.keys import KeyDirectory
 from llmops.gateway.conversations.conversation_store import ConversationStore
 from llmops.gateway.conversations.purge import PurgeTask
+from llmops.gateway.errors import InvalidKeyError
 from llmops.gateway.interfaces import Caller, Usage
 from llmops.gateway.settings import ConversationSettings, GatewaySettings
 from llmops.gateway.usage.billing import Billing
@@ -230,6 +233,66 @@ async def test_a_damaged_tenant_is_an_outage_of_that_tenant_alone(tmp_path, url,
     assert b'dead_letters{reason="not signed"} 1.0' in bytes(page.body)
     await asyncio.gather(directory.close(), shared.close())
     assert caplog.text.count("The tenant bad has a damaged value") <= 1
+
+
+DAMAGED_KEYS = [
+    *(f"api_keys SET {change}" for change in ("scopes = '{'", "rpm = -1", "expires_at = 'soon'", "name = x'ff'")),
+    *("api_keys SET prefix = CAST(x'ff' AS TEXT)", "users SET email = CAST(x'ff' AS TEXT)"),
+    *("tenants SET rpm = 'x'", "tenants SET created_at = 'soon'"),
+]
+
+
+@pytest.mark.parametrize("change", DAMAGED_KEYS)
+@pytest.mark.parametrize("now", [False, True])
+async def test_a_damaged_key_can_be_revoked(tmp_path, url, change, now):
+    """Before the fix, revoking it was a 500, and gateways went on to accept it for an hour."""
+    admin, _, _ = await make_key(url, "good")
+    secret, key, _ = await make_key(url, "bad")
+    tables = {"api_keys": f"id = '{key}'", "users": "tenant_id = 'bad'", "tenants": "id = 'bad'"}
+    execute(tmp_path, f"UPDATE {change} WHERE {tables[change.partition(' ')[0]]}")
+    async with control(url, key=admin) as client:
+        answer = await client.post(f"/api/admin/keys/{key}/revoke", json={"now": now})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["id"] == key
+        assert (await client.post(f"/api/admin/keys/{key}/revoke", json={})).status_code == 400
+        assert (await client.get("/api/admin/audit")).json()[0]["action"] == "key.revoke"
+    await rejects(url, secret)
+
+
+@pytest.mark.parametrize("change", ["rpm = 'x'", "created_at = 'soon'", "budget_micros = -1, budget_period = 'day'"])
+async def test_a_damaged_tenant_can_be_deleted(tmp_path, url, change):
+    """Before the fix, deleting it was a 500."""
+    admin, _, _ = await make_key(url, "good")
+    secret, _, _ = await make_key(url, "bad")
+    execute(tmp_path, f"UPDATE tenants SET {change} WHERE id = 'bad'")
+    async with control(url, key=admin) as client:
+        answer = await client.delete("/api/admin/tenants/bad")
+        assert (answer.status_code, answer.json()) == (200, {"id": "bad", "damaged": True})
+        shown = await client.get("/api/admin/tenants/bad")
+        assert (shown.status_code, "damaged value" in shown.text) == (400, True)
+    await rejects(url, secret)
+
+
+def test_the_command_line_withdraws_what_is_damaged(tmp_path, url):
+    _, key, _ = asyncio.run(make_key(url, "bad"))
+    execute(tmp_path, "UPDATE tenants SET rpm = 'x'")
+    for command, text in (
+        (["key", "revoke", key], f"{key}, which is damaged, is revoked"),
+        (
+            ["tenant", "delete", "bad"],
+            "bad is deleted",
+        ),
+    ):
+        done = CliRunner().invoke(cli, [*command, "--store", url])
+        assert (done.exit_code, text in done.output) == (0, True), done.output
+
+
+async def rejects(url: str, secret: str) -> None:
+    """Check that a gateway rejects the key, and does not take it from its cache as it does without a store."""
+    directory = KeyDirectory(url)
+    with contextlib.suppress(InvalidKeyError):
+        assert await directory.find(secret) is None
+    await directory.close()
 
 
 DAMAGED_LISTS = [

@@ -49,12 +49,12 @@ async def test_the_store_does_not_hold_the_key(store, by, url, kind):
 async def test_a_revoked_key_is_neither_changed_nor_rotated(store, by):
     async with store.write() as connection:
         key, _ = await create_key(connection, await account(connection, by), KeySpec(), by)
-        await revoke_key(connection, key, by)
+        await revoke_key(connection, key.id, by)
         revoked = await require_key(connection, key.id)
         for attempt in (
             update_key(connection, revoked, KeySpec(tier="pro"), by),
             rotate_key(connection, revoked, timedelta(0), by),
-            revoke_key(connection, revoked, by),
+            revoke_key(connection, key.id, by),
         ):
             with pytest.raises(InputError, match=f"{key.id} was revoked"):
                 await attempt
