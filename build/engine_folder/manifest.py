@@ -240,7 +240,7 @@ class EngineManifest(_ManifestModel):
     tokenizer: TokenizerInfo
     sampling: RecommendedSampling = RecommendedSampling()
     complete: bool = True
-    contents: Annotated[dict[_Inside, int | str], Field(default_factory=dict, max_length=_MAX_FILES)]
+    contents: dict[_Inside, int | str] = Field(default_factory=dict, max_length=_MAX_FILES)
     files: Annotated[list[str], Field(max_length=_MAX_FILES)] = []
     plan: dict[str, Any] | None = None
     quality: QualityMetrics | None = None
