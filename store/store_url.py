@@ -6,6 +6,7 @@ A URL is `sqlite:///FILE` or `postgresql://…`.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -88,7 +89,8 @@ class StoreUrl:
 
         Raises:
             InputError: The folder does not exist, or an existing file cannot be read.
-            ResourceError: The file cannot be written, or another user made one of SQLite beside it.
+            ResourceError: The file cannot be written, or another user made it in a sticky folder,
+                or made one of SQLite beside it.
         """
         if self.file is None:
             return
@@ -110,6 +112,11 @@ class StoreUrl:
                     f"{path} was made by another user than the store, and SQLite would write its content into the "
                     "store; remove it, or move the store into a folder of its own."
                 )
+        if any(map(_is_put_by_another, {self.file, self.file.resolve()})):
+            raise ResourceError(
+                f"The store {self.file} was made by another user in a folder that all may write to; name a file "
+                "in a folder of this user, or move the store there."
+            )
         if not self.file.exists():
             self._touch(self.file)
 
@@ -146,6 +153,20 @@ def _refuse_options(query: Mapping[str, object], known: tuple[str, ...]) -> None
     if unknown:
         names = " and ".join(known) or "none"
         raise InputError(f"The store's URL has unknown options ({', '.join(unknown)}); known are {names}.")
+
+
+def _is_put_by_another(store: Path) -> bool:
+    """Return True if a file in a sticky folder belongs neither to this user, root, nor the folder's owner.
+
+    Linux refuses to create such files with `fs.protected_regular`. In other folders, which a
+    container may mount, the owner of a store is of no importance.
+    """
+    folder = store.parent.stat()
+    if not folder.st_mode & stat.S_ISVTX:
+        return False
+    with suppress(FileNotFoundError):
+        return store.lstat().st_uid not in {0, os.getuid(), folder.st_uid}
+    return False
 
 
 def _is_planted(side_file: Path, store: Path) -> bool:

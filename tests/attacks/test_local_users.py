@@ -121,6 +121,28 @@ def test_a_digest_that_another_user_planted_in_a_shared_cache_is_not_used(tmp_pa
     assert sha256_of(file) == digest
 
 
+@pytest.mark.parametrize("linked", [False, True])
+async def test_a_store_that_another_user_put_into_a_sticky_folder_is_refused(linked, tmp_path, monkeypatch):
+    """Before the fix, a store that is named explicitly was used with the other user's administrators."""
+    folder, target = tmp_path / "shared", tmp_path / "target.db"
+    folder.mkdir()
+    store = folder / "store.db"
+    url = f"sqlite:///{store}"
+    if linked:
+        store.symlink_to(target)
+    await (await open_store(url)).close()
+    others = os.getuid() + 1
+    if os.getuid():
+        lstat, changed = Path.lstat, SimpleNamespace(st_uid=others)
+        monkeypatch.setattr(Path, "lstat", lambda path: changed if path == store else lstat(path))
+    else:
+        os.chown(store, others, -1, follow_symlinks=False)
+    await (await open_store(url)).close()  # a mounted volume of another user
+    folder.chmod(0o1777)
+    with pytest.raises(ResourceError, match=r"store\.db was made by another user in a folder that all"):
+        await open_store(url)
+
+
 @pytest.mark.parametrize("planted", ["-journal", "-wal", "-shm"])
 async def test_a_journal_that_another_user_put_beside_a_store_is_refused(planted, tmp_path, monkeypatch):
     """Before the fix, SQLite replaced the store by what the journal held: the other user's key was an admin's."""
