@@ -194,6 +194,7 @@ class ResponsesEndpoints:
         context = context_of(request)
         body = await self._service.intake.load(ResponsesRequest, request)
         model = await self._service.find_model(body.model, context, body)
+        await context.count_request(model.name)
         turn = await self._turn(body, context)
         chat = await self._as_chat(body, _own_items(body), turn, offered_tools(body.tools or []), model, context)
         with translated_errors(translate_error_fields):

@@ -104,8 +104,7 @@ class TokenizeEndpoints:
     async def _respond(
         self, context: RequestContext, model: GenerativeModel, work: Callable[[], bytes], cost: int = 0
     ) -> Response:
-        if context.reservation is not None:
-            await context.reservation.tokens(model.name, 0)
+        await context.count_request(model.name)
         json_text = await self._service.text_threads.run(work, context.work_bytes + cost, context.caller.share)
         return Response(json_text, media_type="application/json")
 

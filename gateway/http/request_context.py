@@ -147,6 +147,15 @@ class RequestContext:
             tenant = f"{tenant}/{self.fairness_id}"
         return SchedulingParams(tenant, self.caller.tier, self.started, self.started + self.ttft_target)
 
+    async def count_request(self, model: str) -> None:
+        """Take a request, and no tokens, from the quotas of a model that generates nothing for it.
+
+        Raises:
+            RateLimitError: The caller has used a quota up.
+        """
+        if self.reservation is not None:
+            await self.reservation.tokens(model, 0)
+
     def mark(self, stage: str) -> None:
         """Record the seconds since the end of the previous stage as the duration of `stage`."""
         now = perf_counter()

@@ -229,6 +229,10 @@ async def test_a_damaged_tenant_is_an_outage_of_that_tenant_alone(tmp_path, url,
     with pytest.raises(CredentialUnavailableError):
         await directory.member("bad", "a@bad", Identity("i", "a"), frozenset(), 0.0)
     assert (await directory.member("good", "a@good", Identity("i", "b"), frozenset(), 0.0)).tenant_id == "good"
+    execute(tmp_path, "UPDATE tenants SET deleted_at = created_at WHERE id = 'bad'")
+    # before the fix, a cached member stayed in use for as long as without a store
+    with pytest.raises(InvalidKeyError):
+        await directory.member("bad", "a@bad", Identity("i", "a"), frozenset(), 0.0)
     page = await ControlMetrics(SpendingCollector(shared)).show(Request({"type": "http"}))
     assert b'dead_letters{reason="not signed"} 1.0' in bytes(page.body)
     await asyncio.gather(directory.close(), shared.close())

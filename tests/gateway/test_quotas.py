@@ -237,10 +237,18 @@ async def test_tokens_are_refilled_and_smaller_requests_need_not_wait_for_larger
     assert (await bounded.post(COMPLETIONS, json=small)).status_code == 200
 
 
-@pytest.mark.parametrize("body", [{"model": "tiny", "prompt": "a"}, {"model": "tiny", "tokens": [1]}])
-async def test_a_quota_of_one_model_counts_tokenization(bounded, body):
-    """Before the fix, `/tokenize` and `/detokenize` named a model and were not counted by its quota."""
-    path = "/tokenize" if "prompt" in body else "/detokenize"
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "a"}),
+        ("/detokenize", {"tokens": [1]}),
+        ("/v1/messages/count_tokens", {"messages": BODIES[CHAT]["messages"]}),
+        ("/v1/responses/input_tokens", {"input": "a"}),
+    ],
+)
+async def test_a_quota_of_one_model_counts_requests_that_generate_nothing(bounded, path, body):
+    """Before the fix, these routes named a model and were not counted by its quota."""
+    body["model"] = "tiny"
     bounded.keys.quotas = (Quota("key-a", rpm=3, tpm=1), Quota("key-a", rpm=1, model="tiny"))
     statuses = [(await bounded.post(path, json=body)).status_code for _ in range(2)]
     assert statuses == [200, 429]

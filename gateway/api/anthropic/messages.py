@@ -123,6 +123,7 @@ class MessagesEndpoints:
         with translated_errors(translate_error_fields):
             body = await self._service.intake.load(CountTokensRequest, request)
         model = await self._service.find_model(body.model, context, body)
+        await context.count_request(model.name)
         chat = self._as_chat(body, model, context)
         with translated_errors(translate_error_fields):
             plan = await ChatGeneration(self._service, chat, model, "", context).prepare()
