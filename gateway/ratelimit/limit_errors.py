@@ -6,6 +6,7 @@ from datetime import datetime
 
 from llmops.gateway.errors import InsufficientQuotaError, RateLimitError, TokenRateLimitError
 from llmops.gateway.interfaces import Quota
+from llmops.gateway.ratelimit.budgets import LEDGER_INTERVAL
 from llmops.gateway.ratelimit.headers import format_duration
 from llmops.units import format_usd
 
@@ -16,6 +17,15 @@ def budget_exhausted(quota: Quota, now: datetime) -> RateLimitError:
     budget = f"{_quota_owner(quota)}, {format_usd(quota.budget.micros)} a {quota.budget.period},"
     return InsufficientQuotaError(
         f"The budget of {budget} has too little left for this request; the next period starts on {ends:%Y-%m-%d} (UTC)."
+    )
+
+
+def budget_part_exhausted(quota: Quota) -> RateLimitError:
+    """Return the error of a gateway without Redis that has granted its part of a budget."""
+    return RateLimitError(
+        f"The server that shares the budget of {_quota_owner(quota)} among gateways is away, and what this gateway "
+        f"may spend meanwhile is spent; try again in {LEDGER_INTERVAL:.0f} s.",
+        retry_after=LEDGER_INTERVAL,
     )
 
 

@@ -18,6 +18,7 @@ from llmops.gateway.ratelimit.budgets import Budgets, CostSource, Tariff
 from llmops.gateway.ratelimit.headers import openai_headers, tightest_levels
 from llmops.gateway.ratelimit.limit_errors import (
     budget_exhausted,
+    budget_part_exhausted,
     rate_exceeded,
     request_exceeds_limit,
     too_many_open_requests,
@@ -263,6 +264,8 @@ class Reservation(QuotaReservation):
         assert lacking is not None
         bound = reserved.bounds[lacking]
         if of == "money":
+            if quota.budget is not None and bound.money < quota.budget.micros:
+                return budget_part_exhausted(quota)
             return budget_exhausted(quota, self._limits.now())
         if of == "places":
             return too_many_open_requests(quota, bound.places, wait)

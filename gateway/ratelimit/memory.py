@@ -90,6 +90,10 @@ class InMemoryLimiter(Limiter):
             else:
                 self._held.pop(bound.name, None)
 
+    def held_money(self, name: str) -> int:
+        """Return the micro-dollars of a limit that open requests hold."""
+        return self._held.get(name, (0, 0))[1]
+
     def _forget(self, now: float) -> None:
         """Drop the records of full buckets without a budget.
 

@@ -75,6 +75,9 @@ MAX_BATCH = 64
 # Minimum seconds between two log lines about failures, and about lost data: a broken Redis may fail
 # at every call.
 LOG_INTERVAL = 60.0
+# Share of a budget that all gateways together may grant without Redis between two queries of the
+# ledger. A gateway that alone has lost Redis grants it beside all that the others grant there.
+BUDGET_STEP = 0.1
 # Maximum number of budgets remembered for an outage of Redis.
 MAX_REMEMBERED = 10_000
 
@@ -136,6 +139,8 @@ class RedisLimiter(Limiter):
         # The spending up to which this gateway may go while Redis is unavailable, by the name, period
         # and money of a budget.
         self._parts: dict[tuple[str, int, float], float] = {}
+        # The same until the next query of the ledger, by the name of a budget.
+        self._steps: dict[str, tuple[int, float]] = {}
         self._waiting: list[_Call] = []
         # Calls run one after another: each call reports what the process holds, which the previous
         # reply changes.
@@ -183,6 +188,7 @@ class RedisLimiter(Limiter):
             self._note_spent(bound.name, bound.period, max(at_least - unsent, 0))
         else:
             self._ledger[bound.name] = bound.period, at_least
+            self._steps.pop(bound.name, None)
 
     def beat(self) -> None:
         if self.up.is_set():
@@ -353,6 +359,7 @@ class RedisLimiter(Limiter):
             if time.monotonic() - self._up_since >= MINUTE:
                 self._alone.reset_rates()
                 self._parts.clear()
+                self._steps.clear()
         if not self._trouble and self._lines.suffix("failure") is not None:
             share = "this gateway enforces its share of each limit until Redis answers"
             log.error("Redis at %s, which keeps the limits, is not usable (%s); %s.", self._place, trouble, share)
@@ -400,7 +407,12 @@ class RedisLimiter(Limiter):
             # Computed once per outage: later spending comes out of this gateway's share of the
             # rest.
             part = known + max(bound.money - known, 0) / parts
-            share.money = self._parts.setdefault((bound.name, bound.period, bound.money), part)
+            part = self._parts.setdefault((bound.name, bound.period, bound.money), part)
+            period, step = self._steps.get(bound.name, (0, 0.0))
+            if period != bound.period:
+                step = known + self._alone.held_money(bound.name) + bound.money * BUDGET_STEP / parts
+                self._steps[bound.name] = bound.period, step
+            share.money = min(part, step)
         return share
 
     def _carry(self, bounds: Iterable[Limit], spent: int) -> None:

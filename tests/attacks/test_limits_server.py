@@ -124,10 +124,12 @@ async def test_what_gateways_spend_in_an_outage_adds_up(valkey: Valkey, refusal:
 
     async def spend(limiter: RedisLimiter) -> None:
         nonlocal spent
-        result = await limiter.reserve([Limit("money", money=100, period=1)], [LimitRequest(money=10, least=10)])
+        budget = Limit("money", money=100, period=1)
+        result = await limiter.reserve([budget], [LimitRequest(money=5, least=5)])
         if result.decision.lacking is None:
-            spent += 10
-            result.by.settle(result.bounds, Settlement(money=-10, spent=10))
+            spent += 5
+            result.by.settle(result.bounds, Settlement(money=-5, spent=5))
+        limiter.spent(budget, 0)  # the ledger was read, and is late
 
     async def tell(at: int) -> None:
         if refusal is None:
@@ -138,7 +140,7 @@ async def test_what_gateways_spend_in_an_outage_adds_up(valkey: Valkey, refusal:
 
     async with two_limiters(valkey.url) as limiters:
         # longer than between two attempts to reach Redis
-        for at in range(7):
+        for at in range(12):
             for limiter in limiters:
                 await spend(limiter)
             await (asyncio.sleep(RETRY_INTERVAL / 4) if at else tell(0))
@@ -149,7 +151,7 @@ async def test_what_gateways_spend_in_an_outage_adds_up(valkey: Valkey, refusal:
         for limiter in limiters * 10:
             await spend(limiter)
         # of the last request before the outage, only one gateway may know
-        assert spent <= 110
+        assert spent <= 105
 
 
 async def test_an_idle_gateway_soon_counts_one_that_starts(valkey: Valkey):

@@ -241,7 +241,10 @@ async def test_a_valkey_that_goes_away_at_a_start_gives_no_money_away(valkey, pr
             if how == "after the start":
                 await gateway.start()
         valkey.kill()
-        asked = [await gateways[at % 3].reserve(*want) for at in range(200)]
+        asked = []
+        for at in range(200):
+            gateways[at % 3].spent(*want[0], 0)  # the ledger was read, and is late
+            asked.append(await gateways[at % 3].reserve(*want))
     assert 480_000 <= sum(one.decision.money for one in asked) <= 500_000
 
 
@@ -257,7 +260,10 @@ async def test_open_requests_count_in_a_gateways_part_while_valkey_is_away(valke
         valkey.kill()
         refused = [await one.reserve([slots], [LimitRequest(places=1)]) for one in gateways]
         assert [one.decision.of for one in refused] == ["places", "places"]
-        alone = [await gateways[at % 2].reserve([key], [ask]) for at in range(100)]
+        alone = []
+        for at in range(100):
+            gateways[at % 2].spent(key, 0)  # the ledger was read, and is late
+            alone.append(await gateways[at % 2].reserve([key], [ask]))
         for one in (*opened[:40], *alone):
             one.by.settle(one.bounds, Settlement(places=-1, money=-one.decision.money, spent=one.decision.money))
         late = [await gateways[at % 2].reserve([key], [ask]) for at in range(100)]
@@ -279,14 +285,38 @@ async def test_what_is_spent_while_valkey_is_away_counts_once_although_the_ledge
     bounds, nothing = [Limit("key", money=500_000, period=1)], [LimitRequest()]
     async with shared(valkey.url, prefix, timeout=PATIENCE) as limiter:
         valkey.kill()
-        while (one := await limiter.reserve(bounds, [LimitRequest(money=200_000, least=200_000)])).by is limiter:
+        while (one := await limiter.reserve(bounds, [LimitRequest(money=20_000, least=20_000)])).by is limiter:
             pass
-        one.by.settle(one.bounds, Settlement(money=-200_000, spent=200_000))
-        limiter.spent(bounds[0], 200_000)
-        assert (await limiter.reserve(bounds, nothing)).decision.left[0][3] == 50_000  # of a part of $0.25
+        assert (await limiter.reserve(bounds, nothing)).decision.left[0][3] == 5_000  # of 5 % of the budget
+        one.by.settle(one.bounds, Settlement(money=-20_000, spent=20_000))
+        limiter.spent(bounds[0], 20_000)
+        assert (await limiter.reserve(bounds, nothing)).decision.left[0][3] == 25_000  # after a query of the ledger
+        limiter.spent(bounds[0], 240_000)
+        assert (await limiter.reserve(bounds, nothing)).decision.left[0][3] == 10_000  # of a part of $0.25
         valkey.start()
         await until_up(limiter)
-        assert (await limiter.reserve(bounds, nothing)).decision.left[0][3] == 300_000
+        assert (await limiter.reserve(bounds, nothing)).decision.left[0][3] == 480_000
+
+
+async def test_a_gateway_that_alone_loses_valkey_gives_little_money_away(valkey, prefix):
+    """Before the fix, a budget of $0.50 spent $0.75: the other gateway grants there what is left of all of it."""
+    bounds, asks = [Limit("key", money=500_000, period=1)], [LimitRequest(money=5_000, least=5_000)]
+    spent = []
+    async with AsyncExitStack() as stack:
+        proxy = await stack.enter_async_context(TcpProxy(f"127.0.0.1:{valkey.port}"))
+        urls = valkey.url, f"redis://{proxy.address}"
+        one, other = [await stack.enter_async_context(shared(url, prefix, timeout=PATIENCE)) for url in urls]
+        await eventually(lambda: one.gateways == other.gateways == 2)
+        proxy.target = "127.0.0.1:9"
+        proxy.cut()
+        for at in range(150):
+            if at == 100:
+                other.spent(bounds[0], 400_000)  # the ledger was read, and lacks the last requests of `one`
+            for limiter in (one, other):
+                result = await limiter.reserve(bounds, asks)
+                spent.append(result.decision.money)
+                result.by.settle(result.bounds, Settlement(money=-spent[-1], spent=spent[-1]))
+    assert 500_000 <= sum(spent) <= 550_000
 
 
 async def test_a_gateway_whose_clock_is_ahead_refills_no_budget(valkey, prefix):
