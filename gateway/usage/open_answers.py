@@ -6,7 +6,8 @@ The slots survive a process that is killed.
                      └──▶ SHARED ──┘
 
 The first slot is never used: it holds a mark, which `OutboxWriter.flush` advances here and in the
-outbox, so that a file which is older than its outbox is noticed.
+outbox, so that a file which is older than its outbox is noticed, and the number of events that only
+the memory has.
 
 OPEN: the answer is running. The slot holds the tokens used so far; the count is updated with each
 message of the engine, which costs one write to memory. ENDED: the answer is over, and the slot
@@ -38,8 +39,8 @@ SLOTS_PER_CHUNK = 256
 MAX_SLOTS = 2**16
 STATE, HIGH, LOW, STARTED, PROMPT, CACHED, TOKENS, LENGTH = range(8)
 FREE, OPEN, ENDED, SHARED = range(4)
-#: Index of the mark in the first slot, whose state stays FREE.
-MARK = HIGH
+#: Indices of the mark and of the number of unsaved events in the first slot, whose state stays FREE.
+MARK, UNSAVED = HIGH, LOW
 _AFTER_STATE_OFFSET, _FIELDS_AFTER_STATE = 8, Struct("=7q")
 #: Header of an event: the lengths of its id and of its body, and its checksum.
 _EVENT_HEADER = Struct("=HHI")
@@ -86,12 +87,14 @@ class OpenSlots(NamedTuple):
         ended: The events of answers that had ended.
         damaged: The number of damaged slots.
         mark: The mark of the file; 0 without a file.
+        unsaved: The number of events that only the dead process had in its memory.
     """
 
     unfinished: list[UnfinishedAnswer]
     ended: list[EncodedEvent]
     damaged: int
     mark: int = 0
+    unsaved: int = 0
 
 
 class AnswerSlot:
@@ -143,7 +146,7 @@ class OpenAnswers:
     disk space kills the process.
 
     Attributes:
-        header: The numbers of the first slot; see `MARK`.
+        header: The numbers of the first slot; see `MARK` and `UNSAVED`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -197,14 +200,14 @@ def read_slots(path: Path) -> OpenSlots:
     Raises:
         OSError: The file cannot be read, or is not a regular file.
     """
-    slots, damaged, mark = OpenSlots([], [], 0), 0, 0
+    slots, damaged, mark, unsaved = OpenSlots([], [], 0), 0, 0, 0
     for at, data in enumerate(_slot_bytes(path)):
         if len(data) < SLOT_BYTES:
             damaged += 1
             continue
         numbers, text = memoryview(data)[:NUMBERS_BYTES].cast("q"), data[NUMBERS_BYTES:]
         if at == 0:
-            mark = numbers[MARK]
+            mark, unsaved = numbers[MARK], min(max(numbers[UNSAVED], 0), MAX_TOKENS)
         try:
             if numbers[STATE] == ENDED:
                 slots.ended.append(_read_event(text))
@@ -212,7 +215,7 @@ def read_slots(path: Path) -> OpenSlots:
                 slots.unfinished.append(_read_answer(numbers, text))
         except ValueError:
             damaged += 1
-    return slots._replace(damaged=damaged, mark=mark)
+    return slots._replace(damaged=damaged, mark=mark, unsaved=unsaved)
 
 
 def _slot_bytes(path: Path) -> Iterator[bytes]:

@@ -166,6 +166,11 @@ class UsageOutbox:
         self.last_place += len(events)
         self._note_position(self._transaction + 1)
 
+    def skip(self, count: int) -> None:
+        """Give the next `count` places to events that are never added."""
+        self.last_place += count
+        self._note_position(self._transaction)
+
     def delete(self, places: Collection[int]) -> None:
         """Delete the events at these places.
 

@@ -12,6 +12,8 @@ import logging
 import random
 import sqlite3
 import time
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Caller, Outcome, Usage, UsageEvent, UsageOwner, UsageRecorder, shared_answer_id
 from llmops.gateway.usage.event_formats import (
     EncodedEvent,
+    decode_event,
     encode_event,
     format_event_id,
     new_event_id,
@@ -32,6 +35,7 @@ from llmops.gateway.usage.open_answers import (
     SHARED,
     STATE,
     TOKENS,
+    UNSAVED,
     AnswerSlot,
     OpenAnswers,
     UnfinishedAnswer,
@@ -80,7 +84,7 @@ class OutboxWriter:
         self._slots = OpenAnswers(folder / _SLOTS_FILE)
         # A random start, so that the file of another outbox has another mark.
         self._slots.header[MARK] = outbox.answers[ANSWERS_MARK] = random.getrandbits(62)
-        self._pending: list[tuple[EncodedEvent, AnswerSlot | None]] = []
+        self._pending: dict[EncodedEvent, AnswerSlot | None] = {}
 
     def recorder(self, context: RequestContext) -> UsageRecorder:
         """Return a recorder of the usage of one request."""
@@ -106,7 +110,9 @@ class OutboxWriter:
         """Record the event of an ended request. The event's number must be `next_seq`."""
         self.next_seq += 1
         encoded = encode_event(event)
-        self._pending.append((encoded, slot))
+        self._pending[encoded] = slot
+        if slot is None:
+            self._slots.header[UNSAVED] += 1
         if slot is None or not slot.end(encoded):
             self.flush()
 
@@ -121,10 +127,10 @@ class OutboxWriter:
         if self._outbox.answers[ANSWERS_COUNT]:
             self._slots.header[MARK] += 1
             self._outbox.answers[ANSWERS_MARK] += 1
-        if not self._pending:
+        if not self._pending and not self.trouble:
             return
         try:
-            self._outbox.add([encoded for encoded, _ in self._pending])
+            self._outbox.add(list(self._pending))
         except sqlite3.Error as error:
             if not self.trouble:
                 log.error(
@@ -132,22 +138,48 @@ class OutboxWriter:
                 )
             self.trouble = str(error)
             return
-        for _, slot in self._pending:
+        self._slots.header[UNSAVED] = 0
+        for slot in self._pending.values():
             self.release(slot)
         self._pending.clear()
         if self.trouble:
             log.warning("Usage can be written to the outbox again.")
             self.trouble = ""
 
+    def next_unsaved(self, limit: int) -> list[EncodedEvent]:
+        """Return the first events that are neither in the outbox nor in a slot, at most `limit`."""
+        return list(islice((event for event, slot in self._pending.items() if slot is None), limit))
+
+    def drop(self, events: Sequence[EncodedEvent]) -> None:
+        """Forget unsaved events that went to the ledger past the outbox."""
+        # `flush` may have added them to the outbox in the meantime.
+        sent = self._pending.keys() & events
+        for event in sent:
+            del self._pending[event]
+        self._slots.header[UNSAVED] -= len(sent)
+        self._outbox.skip(len(sent))
+
     def close(self) -> None:
         """Write pending events if possible. The rest stays in its slots for the next process."""
         self.flush()
+        if self.unsaved:
+            log.error(
+                "%d usage events are lost and not billed, because neither the outbox (%s) nor the ledger took them "
+                "before the gateway ended.",
+                self.unsaved,
+                self.trouble,
+            )
         self._slots.close()
 
     @property
     def pending(self) -> int:
         """Return the number of events that are not in the outbox yet."""
         return len(self._pending)
+
+    @property
+    def unsaved(self) -> int:
+        """Return the number of events that are neither in the outbox nor in a slot."""
+        return self._slots.header[UNSAVED]
 
 
 def shared_answer_ids(folder: Path) -> list[str]:
@@ -157,7 +189,7 @@ def shared_answer_ids(folder: Path) -> list[str]:
 
 def recover_open_answers(
     folder: Path, outbox: UsageOutbox, prices: Prices, elsewhere: frozenset[str] = frozenset()
-) -> None:
+) -> int:
     """Add the usage in the slots that a dead process left in `folder` to `outbox`.
 
     The file of the slots is deleted. Answers in `elsewhere` are billed by gateways that took them
@@ -165,6 +197,9 @@ def recover_open_answers(
 
     Answers that were running get events under a new gateway id, because the dead gateway may have
     given the next numbers to events that its outbox has lost.
+
+    Returns:
+        The number of events that the dead process wrote, sent past the outbox or lost.
 
     Raises:
         OSError: The file of the slots cannot be read.
@@ -201,16 +236,31 @@ def recover_open_answers(
     ]
     gateway_id = new_gateway_id()
     events = [event for event in slots.ended if event.id not in known]
+    written = outbox.last_place + len(events) + slots.unsaved
+    if slots.unsaved and events:
+        # The last event takes the last number, so that the ledger misses the numbers of lost events.
+        last = max(map(decode_event, events), key=lambda event: event.seq)
+        events.remove(encode_event(last))
+        events.append(encode_event(last._replace(seq=max(last.seq, written - 1))))
     events += [encode_event(_lost_event(answer, gateway_id, seq, prices)) for seq, answer in enumerate(lost)]
     if events:
         outbox.add(events)
+    outbox.skip(slots.unsaved)
     outbox.answers[ANSWERS_COUNT] = 0
     path.unlink(missing_ok=True)
+    if slots.unsaved:
+        log.error(
+            "%d usage events are lost with the gateway %s and not billed, because its outbox could not be written. "
+            "Make room for outboxes.",
+            slots.unsaved,
+            folder.name,
+        )
     if lost:
         log.warning(
             "%d requests were lost with a gateway that died; they are billed for the tokens generated until then.",
             len(lost),
         )
+    return written
 
 
 def _shared_id(answer: UnfinishedAnswer) -> str:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +27,8 @@ from llmops.gateway.http.middleware import Check
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Outcome, UsageOwner
 from llmops.gateway.settings import GatewaySettings, UsageSettings
-from llmops.gateway.usage.delivery import UsageDelivery
+from llmops.gateway.usage.delivery import BATCH_DELAY, BATCH_SIZE, UsageDelivery
+from llmops.gateway.usage.event_formats import decode_event
 from llmops.gateway.usage.outbox import SQLITE_FILES, UsageOutbox, is_machine_error, salvage_events
 from llmops.gateway.usage.outbox_folders import (
     FolderLock,
@@ -56,6 +58,9 @@ ADOPT_INTERVAL = 30.0
 ADOPT_TIMEOUT = 2.0
 #: Seconds that a gateway which shuts down takes to deliver its last events.
 DRAIN_TIMEOUT = 2.0
+#: Seconds before, for events that only its memory has: both are less than the 10 seconds after which
+#: Docker kills a container.
+UNSAVED_TIMEOUT = 6.0
 #: Events of a damaged outbox that are copied in one transaction, which bounds the memory they take.
 _SALVAGE_BATCH = 1000
 #: Errors of the machine, after which a file may be intact.
@@ -79,27 +84,36 @@ class OutboxWorker:
     def __init__(
         self, lock: FolderLock, outbox: UsageOutbox, sink: UsageSink, writer: OutboxWriter | None = None
     ) -> None:
-        self.lock, self.outbox, self.writer = lock, outbox, writer
+        self.lock, self.outbox, self.writer, self._sink = lock, outbox, writer, sink
         self.delivery = UsageDelivery(outbox, sink)
         self._tasks, self._log_once = TaskSet(), LogOnce()
         self._tasks.start(self.delivery.run(), "usage-delivery")
         if writer is not None:
             self._tasks.start(self._flush(writer), "usage-flush")
+            self._tasks.start(every(BATCH_DELAY, partial(self._send_unsaved, writer)), "usage-unsaved")
             self._tasks.start(every(CHECKPOINT_INTERVAL, self._checkpoint), "usage-checkpoint")
 
     async def settle(self, seconds: float) -> None:
-        """Deliver events for at most `seconds`. The next process delivers the rest."""
+        """Deliver events for at most `seconds`. The next process delivers the rest.
+
+        Events that only the memory has get up to `UNSAVED_TIMEOUT` seconds before.
+        """
         if self.writer is not None:
             self.writer.flush()
-        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(UNSAVED_TIMEOUT):
+                    await self._send_unsaved(self.writer)
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.delivery.drain()
-        except TimeoutError:
-            if not self.lock.folder.exists():
-                return  # `close` reports the loss.
+        staying = self.delivery.behind
+        if self.writer is not None:
+            staying += self.writer.pending - self.writer.unsaved
+        # `close` reports the loss of a folder that was removed.
+        if staying and self.lock.folder.exists():
             log.warning(
                 "%d usage events stay in %s; the next gateway that starts delivers them.",
-                self.delivery.behind,
+                staying,
                 self.lock.folder,
             )
 
@@ -138,6 +152,16 @@ class OutboxWorker:
         while True:
             await asyncio.sleep(FLUSH_INTERVAL)
             writer.flush()
+
+    async def _send_unsaved(self, writer: OutboxWriter) -> None:
+        """Send events that only the memory has past the outbox, until none is left."""
+        while events := writer.next_unsaved(BATCH_SIZE):
+            try:
+                await self._sink.write([decode_event(event) for event in events])
+            except Exception:  # noqa: BLE001  any error: they are sent again, and `close` counts the rest
+                await asyncio.sleep(BATCH_DELAY)
+            else:
+                writer.drop(events)
 
     async def _checkpoint(self) -> None:
         try:
@@ -373,8 +397,8 @@ class UsageCheck(Check):
         try:
             set_aside_special_files(lock.folder, SQLITE_FILES)
             outbox = UsageOutbox(lock.folder)
-            self._written[lock.folder.name] = outbox.last_place
-            recover_open_answers(lock.folder, outbox, self._prices, elsewhere)
+            written = recover_open_answers(lock.folder, outbox, self._prices, elsewhere)
+            self._written[lock.folder.name] = written
             # A new object, because the event loop may read the old one.
             self._undelivered = self._undelivered + outbox.costs()
         except Exception as error:  # noqa: BLE001  any error is damage

@@ -493,6 +493,93 @@ async def test_an_outbox_that_ends_before_the_ledger_is_reported(tmp_path, caplo
     assert [one.startswith(line) for one in caplog.messages if "ended before" in one] == [True] * restored
 
 
+async def test_the_ended_answer_of_a_killed_gateway_does_not_make_its_outbox_an_older_copy(tmp_path, caplog):
+    """Before the fix, each gateway that was killed before it wrote its last events to the outbox was reported so."""
+    folder = tmp_path / "gw-1"
+    folder.mkdir()
+    writer = OutboxWriter(folder, UsageOutbox(folder), NoPrices())
+    ask(writer, 5)
+    check = UsageCheck(tmp_path, UsageSettings(), ledger := Ledger(), NoPrices())
+    await check.start()
+    await check._adopted_all.wait()
+    await check.close()
+    assert (ledger.had, "ended before" in caplog.text) == ([0], False)
+
+
+class Held(Ledger):
+    """A ledger that is behind a lock, a silent server or a broker that is away, until it is `free`."""
+
+    def __init__(self, is_silent: bool) -> None:
+        super().__init__()
+        self.is_silent, self.tries, self.free = is_silent, 0, asyncio.Event()
+
+    async def write(self, events) -> None:
+        self.tries += 1
+        if self.is_silent:
+            await self.free.wait()
+        elif not self.free.is_set():
+            raise UnavailableError("away")
+        await super().write(events)
+
+
+@pytest.mark.parametrize("is_silent", [True, False])
+@pytest.mark.parametrize("is_free", [True, False])
+async def test_an_end_while_events_wait_in_memory(tmp_path, caplog, monkeypatch, is_silent, is_free):
+    """The outbox is full and has no slot left, and the ledger comes back during the end of the gateway, or not.
+
+    Before the fix, the events in memory were lost without a word; the next gateway called the outbox an older copy, and
+    no number was missing in the ledger.
+    """
+    monkeypatch.setattr("llmops.gateway.usage.usage_check.BATCH_DELAY", 0.01)
+    monkeypatch.setattr("llmops.gateway.usage.usage_check.DRAIN_TIMEOUT", 0.01)
+    if not is_free:
+        monkeypatch.setattr("llmops.gateway.usage.usage_check.UNSAVED_TIMEOUT", 0.01)
+    settings = UsageSettings(when_full="serve")
+    check = UsageCheck(tmp_path / "usage", settings, ledger := Held(is_silent), NoPrices())
+    await check.start()
+    worker = check.worker
+    monkeypatch.setattr(worker.writer._slots, "_grow", Mock(side_effect=OSError))
+    with full_disk(0):
+        for tokens in range(300):
+            ask(worker.writer, tokens)
+        assert (worker.writer.pending, worker.writer.unsaved) == (300, 45)
+        end = asyncio.create_task(check.close())
+        await eventually(lambda: ledger.tries > 1)
+        if is_free:
+            ledger.free.set()
+        await end
+    lost = "45 usage events are lost and not billed, because neither the outbox ("
+    assert [one.startswith(lost) for one in caplog.messages if "lost" in one] == [True] * (not is_free)
+    assert f"255 usage events stay in {worker.lock.folder}" in caplog.text
+    assert sorted(ledger.had) == (list(range(255, 300)) if is_free else [])
+    caplog.clear()
+    ledger.free.set()
+    again = UsageCheck(tmp_path / "usage", settings, ledger, NoPrices())
+    await again.start()
+    monkeypatch.setattr(ledger, "next_number", AsyncMock(return_value=300))
+    await again._adopted_all.wait()
+    await again.close()
+    # What is lost is missing between other numbers, which the ledger notices.
+    assert sorted(set(ledger.had)) == (list(range(300)) if is_free else [*range(254), 299])
+    lost = f"45 usage events are lost with the gateway {worker.lock.folder.name} and not billed"
+    assert [one.startswith(lost) for one in caplog.messages] == [True] * (not is_free)
+
+
+async def test_requests_are_served_again_after_all_that_waited_in_memory_is_sent(tmp_path):
+    outbox = UsageOutbox(tmp_path)
+    writer = OutboxWriter(tmp_path, outbox, NoPrices())
+    writer._slots.take = lambda: None
+    with full_disk(0):
+        ask(writer, 1)
+        assert writer.trouble
+        writer.drop(writer.next_unsaved(10))
+        writer.flush()
+        assert (writer.pending, writer.unsaved) == (0, 0)
+    writer.flush()
+    assert not writer.trouble
+    assert outbox.last_place == 1
+
+
 async def test_an_outbox_is_found_however_the_store_s_url_is_written(tmp_path, monkeypatch, caplog):
     """After a kill, 10 of 20 bills were lost without a word, because the store's path was written in another way."""
     monkeypatch.chdir(tmp_path)
