@@ -155,6 +155,7 @@ class ResponsesEndpoints:
         context.work_bytes = max(context.work_bytes, max_rendered_characters(chat.messages))
         builder = ResponseBuilder(new_response(body, model, context.service_tier), tools.origins)
         if turn is not None:
+            await turn.check_room(own)
             builder.response["conversation"] = {"id": body.conversation_id}
         store = self._store if self._is_to_be_stored(body, own, builder, context) else None
         saver = ResponseSaver(store, turn.add if turn is not None else None, context.caller.group)

@@ -42,6 +42,11 @@ LOG_INTERVAL = 60.0
 COPIES = 3
 #: Bytes of memory that a message takes besides its text, as a row and as part of a request.
 MESSAGE_BYTES = 3072
+#: Part of an owner's free characters that a gateway process lets the owner write before it counts
+#: the owner's conversations again: what other processes write meanwhile is not counted.
+ROOM_SHARE = 256
+#: Maximum number of owners whose room is remembered.
+MAX_ROOMS = 10_000
 #: Maximum length of a title made from the first message, in characters: one line of a list.
 TITLE_LENGTH = 60
 _ID = re.compile(r"conv_[0-9a-f]{32}")
@@ -65,6 +70,8 @@ class ConversationStore:
         self.settings, self._now = settings, now
         self._database = Database(url, "Conversations", "send the request without a conversation")
         self._lines = RepeatedLines(LOG_INTERVAL)
+        # the characters that each owner may still write before the conversations are counted again
+        self._room: dict[str, int] = {}
 
     async def close(self) -> None:
         await self._database.close()
@@ -108,17 +115,8 @@ class ConversationStore:
         )
 
         async def work(connection: AsyncConnection) -> Conversation:
-            count, size = await table.count_conversations(connection, made.user_id)
-            if count >= self.settings.entries or size >= self.settings.bytes:
-                raise RateLimitError(
-                    f"You have {count:,} conversations with {size:,} characters, deleted ones included, and this "
-                    f"gateway keeps at most {self.settings.entries:,} with {self.settings.bytes:,}. A conversation "
-                    f"that is deleted is purged after {self.settings.purge_days} days. To delete all your "
-                    "conversations and responses for good now, send DELETE /api/conversations.",
-                    code="conversations_full",
-                    should_retry=False,
-                )
             self._check_size(made.size)
+            await self._check_room(connection, made.user_id, made.size + _size(messages), new=1)
             await table.create_conversation(connection, made)
             if messages:
                 await self._append(connection, made, None, messages)
@@ -238,6 +236,7 @@ class ConversationStore:
 
         Raises:
             NotFoundError: The caller has no such conversation.
+            RateLimitError: The owner has no room for a longer system prompt.
         """
         key, user = row_id(conversation_id), owner_id(caller)
 
@@ -248,6 +247,7 @@ class ConversationStore:
                 values["size"] = before.size + grown
                 if grown > 0:
                     self._check_size(values["size"])
+                    await self._check_room(connection, user, grown)
             await table.update_conversation(connection, key, **values)
             return _require_found(await table.find_conversation(connection, user, key), conversation_id)
 
@@ -288,22 +288,33 @@ class ConversationStore:
     # -- messages
 
     async def append(
-        self, caller: Caller, conversation_id: str, messages: Sequence[NewMessage], after: str | None = None
+        self,
+        caller: Caller,
+        conversation_id: str,
+        messages: Sequence[NewMessage],
+        after: str | None = None,
+        answered: bool = False,
     ) -> Sequence[StoredMessage]:
         """Store messages after the message `after`.
 
-        If `after` is None, the messages go to the end of the current branch.
+        If `after` is None, the messages go to the end of the current branch. With `answered`, the
+        messages have a generated answer, and are stored although the owner has no room.
 
         Raises:
             NotFoundError: The caller has no such conversation, or the conversation has no such
                 message.
             InvalidRequestError: The conversation would exceed the maximum size.
+            RateLimitError: The owner has no room for the messages.
         """
         key, user = row_id(conversation_id), owner_id(caller)
 
         async def work(connection: AsyncConnection) -> Sequence[StoredMessage]:
             conversation = _require_found(await table.lock_conversation(connection, user, key), conversation_id)
             head = await self._head(connection, conversation, after)
+            if answered:
+                self._take_room(user, _size(messages))
+            else:
+                await self._check_room(connection, user, _size(messages))
             if conversation.title is None and (title := make_title(messages)):
                 await table.update_conversation(connection, key, title=title)
             return await self._append(connection, conversation, head, messages)
@@ -330,10 +341,19 @@ class ConversationStore:
 
         Return False if the message or its conversation was deleted in the meantime.
         """
-        key, now = row_id(conversation_id), self._now()
-        return await self._database.write(
-            lambda connection: table.update_message(connection, key, message, now), owner_id(caller)
-        )
+        key, user, now = row_id(conversation_id), owner_id(caller), self._now()
+        self._take_room(user, message.size)
+        return await self._database.write(lambda connection: table.update_message(connection, key, message, now), user)
+
+    async def check_room(self, caller: Caller, size: int = 0) -> None:
+        """Check that the owner may write `size` more characters.
+
+        Raises:
+            RateLimitError: The owner has the maximum size of conversations.
+        """
+        user = owner_id(caller)
+        if not self._take_room(user, max(size, 1)):
+            await self._database.read(lambda connection: self._check_room(connection, user, size), user)
 
     async def remove(self, caller: Caller, conversation_id: str, item_id: str) -> Conversation:
         """Delete one item of a conversation.
@@ -361,7 +381,7 @@ class ConversationStore:
     async def _append(
         self, connection: AsyncConnection, conversation: Conversation, head: str | None, new: Sequence[NewMessage]
     ) -> Sequence[StoredMessage]:
-        self._check_size(conversation.size + sum(message.size for message in new))
+        self._check_size(conversation.size + _size(new))
         count = await table.count_messages(connection, conversation.id) + len(new)
         if count > self.settings.conversation_messages:
             raise InvalidRequestError(
@@ -370,6 +390,33 @@ class ConversationStore:
                 code="conversation_full",
             )
         return await table.append_messages(connection, conversation, head, new, self._now())
+
+    async def _check_room(self, connection: AsyncConnection, user: str, grown: int, new: int = 0) -> None:
+        """Refuse `grown` characters and `new` conversations beyond the limits of an owner."""
+        grown = max(grown, 1)  # an answer follows, or at least a row
+        if not new and self._take_room(user, grown):
+            return
+        count, size = await table.count_conversations(connection, user)
+        count, size = count + new, size + grown
+        if (new and count > self.settings.entries) or size > self.settings.bytes:
+            raise RateLimitError(
+                f"You would have {count:,} conversations with {size:,} characters, deleted ones included, and this "
+                f"gateway keeps at most {self.settings.entries:,} with {self.settings.bytes:,}. A conversation that "
+                f"is deleted is purged after {self.settings.purge_days} days. To delete all your conversations and "
+                "responses for good now, send DELETE /api/conversations.",
+                code="conversations_full",
+                should_retry=False,
+            )
+        if len(self._room) >= MAX_ROOMS:
+            self._room.clear()
+        self._room[user] = (self.settings.bytes - size) // ROOM_SHARE
+
+    def _take_room(self, user: str, size: int) -> bool:
+        """Take room that is left since the last count. Return False if a count is necessary."""
+        left = self._room.pop(user, 0) - size
+        if left >= 0:
+            self._room[user] = left
+        return left >= 0
 
     def _check_size(self, size: int) -> None:
         if size > self.settings.conversation_bytes:
@@ -598,6 +645,10 @@ def branch_path(every: Sequence[StoredMessage], head_id: str | None) -> list[Sto
         path.append(known.pop(head_id))
         head_id = path[-1].parent_id
     return path[::-1]
+
+
+def _size(messages: Sequence[NewMessage]) -> int:
+    return sum(message.size for message in messages)
 
 
 def _require_found(conversation: Conversation | None, conversation_id: str) -> Conversation:

@@ -116,6 +116,7 @@ class ConversationTurn:
         """
         store, key = self.store, self.conversation_id
         if self._continued is not None:
+            await store.check_room(self._caller)
             self._row = replace(self._continued, status="in_progress", finish_reason=None)
             await store.save(self._caller, key, self._row)
             return {"id": key, "message_id": self._row.item_id, "continues": True}
@@ -123,8 +124,6 @@ class ConversationTurn:
         answer = NewMessage(
             item_id=f"msg_{run_id[9:]}", role="assistant", content="", status="in_progress", model=model
         )
-        stored = await store.append(self._caller, key, [*rows, answer], after)
-        self._row = stored[-1]
         changes: dict[str, Any] = {}
         if self._system is not None and self._branch.conversation.system_prompt is None:
             changes["system_prompt"] = self._system
@@ -132,6 +131,8 @@ class ConversationTurn:
             changes["model"] = model[:50]
         if changes:
             await store.change(self._caller, key, **changes)
+        stored = await store.append(self._caller, key, [*rows, answer], after)
+        self._row = stored[-1]
         return {"id": key, "message_id": self._row.item_id, "messages": [row.item_id for row in stored[:-1]]}
 
     def stored_answer(self) -> StoredAnswer:
@@ -241,6 +242,14 @@ class ResponseTurn:
         branch = await self._store.read(self._caller, self._conversation_id, hold=hold)
         return [item for message in _finished_messages(branch.messages) for item in message_items(message)]
 
+    async def check_room(self, items: Sequence[dict[str, Any]]) -> None:
+        """Check that the caller may store a response to `items`.
+
+        Raises:
+            RateLimitError: The caller has the maximum size of conversations.
+        """
+        await self._store.check_room(self._caller, len(searchable_text(items)))
+
     async def add(self, entry: StoredResponse) -> None:
         """Add the input and the output of an ended response to the conversation."""
         response = entry.response
@@ -258,7 +267,7 @@ class ResponseTurn:
                 model=response["model"],
             )
             rows.append(answer)
-        await self._store.append(self._caller, self._conversation_id, rows)
+        await self._store.append(self._caller, self._conversation_id, rows, answered=True)
 
 
 def answer_run_id(message: StoredMessage) -> str | None:

@@ -205,6 +205,34 @@ async def test_an_answer_without_a_reader_is_stopped_and_kept_as_partial(chats, 
     assert said(await chats.get(talk)) == [("user", "Hi"), ("assistant", partial + " Go on.")]
 
 
+async def test_what_would_pass_the_limit_of_an_owner_is_refused_before_an_answer(card, tokenizer, tmp_path):
+    """Before the fix, only new conversations were refused, and those that were there grew by any request."""
+    settings = {"store": f"sqlite:///{tmp_path}/store.db", "conversations": {"bytes": 20}, "open": True}
+    async with running(card, tokenizer, **settings) as stack:
+        chats = Chats(stack)
+        talk, empty = await chats.new(), await chats.new()
+        first = await chats.ask(talk, "Hi", "An answer of any length.")
+        again = {"model": "tiny", "messages": [], "conversation_id": talk}
+        question = (await chats.get(talk))["messages"][0]["id"]
+        item = {"type": "message", "role": "user", "content": "Hi"}
+        response = {"model": "tiny", "input": "Hi", "conversation": empty}
+        refused = [
+            await chats.client.post(CHAT, json={**BODY, "conversation_id": empty}),
+            await chats.client.post(CHAT, json={**again, "after": question}),
+            await chats.client.post(CHAT, json={**again, "continue_final_message": True}),
+            await chats.client.post("/v1/responses", json=response),
+            await chats.client.post("/v1/responses", json={**response, "background": True}),
+            await chats.client.post(f"/v1/conversations/{empty}/items", json={"items": [item]}),
+            await chats.client.patch(f"{CHATS}/{empty}", json={"system_prompt": "Be brief."}),
+            await chats.client.post(CHATS, json={}),
+        ]
+        found = [(one.status_code, one.json()["error"]["code"]) for one in refused]
+        assert found == [(429, "conversations_full")] * len(refused)
+        assert [len((await chats.get(one))["messages"]) for one in (talk, empty)] == [2, 0]
+        assert first["saved"]
+        assert (await chats.client.patch(f"{CHATS}/{talk}", json={"title": "It"})).status_code == 200
+
+
 async def test_another_owners_conversation_is_not_there(chats):
     talk = await chats.new(title="Mine")
     other = {"authorization": "Bearer somebody-else"}

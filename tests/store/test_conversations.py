@@ -231,13 +231,50 @@ async def test_who_has_deleted_all_conversations_learns_why_there_is_no_room_and
     """Before the fix, owners without a conversation were told to delete some, for 30 days."""
     chats = ConversationStore(url, ConversationSettings(entries=1), clock)
     await chats.delete(ANN, public_id(await chats.create(ANN, PAIR)))
-    count = r"You have 1 conversations with 10 characters, deleted ones included, .* at most 1 with"
+    count = r"You would have 2 conversations with 11 characters, deleted ones included, .* at most 1 with"
     way = r"deleted is purged after 30 days. To delete .* for good now, send DELETE /api/conversations\.$"
     with pytest.raises(RateLimitError, match=f"{count}.*{way}"):
         await chats.create(ANN)
     await chats.purge(ANN)
     await chats.create(ANN)
     await chats.close()
+
+
+async def test_conversations_that_grow_stay_within_the_limit_of_their_owner(url, clock, store):
+    """Before the fix, conversations that were made empty held up to `conversation_bytes` each."""
+    settings = ConversationSettings(bytes=1000, entries=20)
+    chats, other = (ConversationStore(url, settings, clock) for _ in range(2))
+    talks = [public_id(await chats.create(ANN)) for _ in range(20)]
+    text = [NewMessage(item_id="msg_1", role="user", content="x" * 90)]
+    done = await asyncio.gather(*(chats.append(ANN, one, text) for one in talks), return_exceptions=True)
+    assert [getattr(one, "code", None) for one in done] == [None] * 11 + ["conversations_full"] * 9
+    with pytest.raises(RateLimitError):
+        await other.append(ANN, talks[0], text)
+    with pytest.raises(RateLimitError, match="20 conversations with 1,001 characters"):
+        await chats.change(ANN, talks[0], system_prompt="x" * 11)
+    (row,) = await chats.append(ANN, talks[0], [replace(text[0], content="")])
+    assert await chats.save(ANN, talks[0], replace(row, content="x" * 1000))  # an answer that was generated
+    for new in [replace(text[0], content="")], text:
+        with pytest.raises(RateLimitError):
+            await chats.append(ANN, talks[1], new)
+    await chats.append(ANN, talks[1], text, answered=True)
+    await chats.change(ANN, talks[1], title="Renamed")
+    await chats.append(EVE, public_id(await chats.create(EVE)), text)
+    await chats.purge(ANN)
+    await chats.append(ANN, public_id(await chats.create(ANN)), text)
+    await asyncio.gather(chats.close(), other.close())
+
+
+async def test_the_conversations_of_an_owner_are_counted_once_for_many_writes(chats, monkeypatch):
+    talk, counted = public_id(await chats.create(ANN)), Mock(wraps=table.count_conversations)
+    monkeypatch.setattr(table, "count_conversations", counted)
+    for _ in range(50):
+        (row,) = await chats.append(ANN, talk, PAIR[:1])
+        await chats.save(ANN, talk, row)
+        await chats.check_room(ANN, 1000)
+    assert counted.call_count == 0
+    await chats.append(ANN, talk, [replace(PAIR[0], content="x" * 4_000_000)])
+    assert counted.call_count == 1
 
 
 async def test_each_tenant_keeps_conversations_for_its_own_time(url, clock, store):
