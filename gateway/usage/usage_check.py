@@ -58,9 +58,9 @@ ADOPT_INTERVAL = 30.0
 ADOPT_TIMEOUT = 2.0
 #: Seconds that a gateway which shuts down takes to deliver its last events.
 DRAIN_TIMEOUT = 2.0
-#: Seconds before, for events that only its memory has: both are less than the 10 seconds after which
-#: Docker kills a container.
-UNSAVED_TIMEOUT = 6.0
+#: Seconds before, for events that only its memory has: Docker kills a container after 10 seconds, and
+#: the loss is to be logged by then.
+UNSAVED_TIMEOUT = 5.0
 #: Events of a damaged outbox that are copied in one transaction, which bounds the memory they take.
 _SALVAGE_BATCH = 1000
 #: Errors of the machine, after which a file may be intact.
