@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 _damaged = LogOnce()
 
 ResultT = TypeVar("ResultT")
+_JSON_TYPES = dict | list | str | int | float
 
 
 @contextmanager
@@ -49,8 +50,11 @@ async def read_undamaged(
         name: The column that names a row in the log.
         limit: Maximum number of results, or None for all.
     """
-    # SQLite stores values of any type
-    types = {one.name: one.type.python_type for one in statement.selected_columns if not isinstance(one.type, JSON)}
+    # SQLite stores values of any type, and what a driver cannot decode are bytes
+    types = {
+        one.name: _JSON_TYPES if isinstance(one.type, JSON) else one.type.python_type
+        for one in statement.selected_columns
+    }
     found: list[ResultT] = []
     passed = 0
     while True:

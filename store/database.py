@@ -1,10 +1,12 @@
 """An open database: its connections for reading and for writing."""
 
 import asyncio
+import json
 import logging
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -36,6 +38,12 @@ _WAL_ATTEMPTS = 5
 _MAX_USER_VERSION = 2**31 - 1
 _WRITES = "llmops_writes"
 _FILE_IDS = "llmops_file_ids"
+#: PostgreSQL sends times as microseconds since then, and infinity as the last or first number.
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+_INFINITIES = {
+    b"\x7f" + b"\xff" * 7: datetime.max.replace(tzinfo=UTC),
+    b"\x80" + b"\0" * 7: datetime.min.replace(tzinfo=UTC),
+}
 _FileId = tuple[int, int]
 ResultT = TypeVar("ResultT")
 
@@ -139,9 +147,41 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]
 def _postgres_engine(location: StoreUrl, pool: dict[str, int]) -> AsyncEngine:
     options = {"timeout": CONNECT_TIMEOUT, "connection_class": _Connection}
     with translate_database_errors(location):
-        engine = create_async_engine(location.url, connect_args=options, **pool)
+        engine = create_async_engine(location.url, connect_args=options, json_deserializer=_decode_json, **pool)
+    event.listen(engine.sync_engine, "connect", _set_time_codec)
     event.listen(engine.sync_engine, "checkout", _discard_closed_connection)
     return engine
+
+
+def _set_time_codec(connection: Any, _: object) -> None:
+    """Let a time that Python cannot hold be only a damaged value of its row."""
+    codec = {"encoder": _encode_time, "decoder": _decode_time, "schema": "pg_catalog", "format": "binary"}
+    connection.run_async(lambda driver: driver.set_type_codec("timestamptz", **codec))
+
+
+def _encode_time(value: datetime) -> bytes:
+    return ((value - _EPOCH) // timedelta(microseconds=1)).to_bytes(8, "big", signed=True)
+
+
+def _decode_time(value: bytes) -> datetime | bytes:
+    """Return a time, or its bytes if it is before the year 1 or after 9999.
+
+    Infinity is the last or first time.
+    """
+    if value in _INFINITIES:
+        return _INFINITIES[value]
+    try:
+        return _EPOCH + timedelta(microseconds=int.from_bytes(value, "big", signed=True))
+    except OverflowError:
+        return value
+
+
+def _decode_json(text: str) -> Any:
+    """Return a value, or the bytes of its text if it is too deep or a number has too many digits."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text.encode()
 
 
 def _discard_closed_connection(_: object, record: ConnectionPoolEntry, __: object) -> None:

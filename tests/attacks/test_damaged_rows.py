@@ -358,7 +358,16 @@ async def test_a_damaged_row_ends_no_list_of_an_administrator(
     [("keys", "api_keys SET scopes = '5' WHERE hash <> '{}'"), ("keys", "api_keys SET rpm = -1 WHERE hash <> '{}'"),
      ("tenants", "tenants SET budget_micros = -5, budget_period = 'day' WHERE id = 'bad'"),
      ("prices", "prices SET input_micros = -1 WHERE model = 'bad'"),
-     ("audit", "audit SET detail = '[1]' WHERE action = 'price.set' AND subject LIKE 'bad%'")],
+     ("audit", "audit SET detail = '[1]' WHERE action = 'price.set' AND subject LIKE 'bad%'"),
+     # before the fix, the driver raised an error for the whole result
+     ("keys", "api_keys SET created_at = '0044-03-15 BC' WHERE hash <> '{}'"),
+     ("keys", "api_keys SET expires_at = '294276-01-01' WHERE hash <> '{}'"),
+     ("keys", "api_keys SET scopes = (repeat('[', 3000) || repeat(']', 3000))::json WHERE hash <> '{}'"),
+     ("tenants", "tenants SET created_at = '0044-03-15 BC' WHERE id = 'bad'"),
+     ("prices", "prices SET valid_from = '294276-01-01' WHERE model = 'bad'"),
+     ("audit", "audit SET created_at = '0044-03-15 BC' WHERE action = 'price.set' AND subject LIKE 'bad%'"),
+     ("audit", "audit SET detail = ('[' || repeat('9', 5000) || ']')::json WHERE subject LIKE 'bad@%'"),
+     ("usage/dead-letters", "dead_letters SET last_at = '294276-01-01' WHERE reason = 'bad'")],
 )  # fmt: skip
 async def test_a_damaged_row_of_postgresql_ends_no_list(databases, listed, change, caplog, monkeypatch):
     monkeypatch.setattr("llmops.store.damaged_rows._damaged", LogOnce())
