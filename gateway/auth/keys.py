@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
 from typing import TypeVar
+from uuid import NAMESPACE_URL, uuid5
 
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -134,7 +135,7 @@ class KeyDirectory(Directory):
             scopes: The scopes of the token.
             until: The end of the token, in seconds since 1970.
             owns_address: Whether the issuer vouches that the address is the user's. If not, the
-                first token creates a user, but does not become one that exists.
+                first token creates a user who is not the user of that address, nor becomes it.
 
         Raises:
             InvalidKeyError: The tenant does not exist, or the user is invalid, belongs to another
@@ -192,9 +193,9 @@ class KeyDirectory(Directory):
                     known = await find_user_by_identity(connection, *identity)
                     if known is None and not owns_address and await find_user(connection, user):
                         raise InvalidKeyError(_NOT_THE_OWNER_MESSAGE)
-                    known = await bind_identity(
-                        connection, await ensure_user(connection, tenant, user, by), *identity, by
-                    )
+                    unverified = "" if owns_address else uuid5(NAMESPACE_URL, "#".join(identity)).hex[:12]
+                    owner = await ensure_user(connection, tenant, user, by, unverified=unverified)
+                    known = await bind_identity(connection, owner, *identity, by)
                 except InputError as error:
                     raise InvalidKeyError(_NOT_A_MEMBER_MESSAGE) from error
         if known.tenant_id != tenant:

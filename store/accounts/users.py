@@ -33,23 +33,37 @@ class User:
 
 
 async def ensure_user(
-    connection: AsyncConnection, tenant_id: str, email: str, by: AuditContext, tier: str = DEFAULT_TIER
+    connection: AsyncConnection,
+    tenant_id: str,
+    email: str,
+    by: AuditContext,
+    tier: str = DEFAULT_TIER,
+    unverified: str = "",
 ) -> User:
     """Return the user with an e-mail address, and create the user if necessary.
+
+    Args:
+        connection: A connection to the store.
+        tenant_id: The tenant of the user.
+        email: The address.
+        by: Who creates the user.
+        tier: The default tier of a new user.
+        unverified: For an address that may be another person's, an id of who claims it. The user is
+            then not the user of the address, but has a name that no address can be.
 
     Raises:
         InputError: The address is invalid, or belongs to a user of another tenant.
     """
     # Python lower-cases the Kelvin sign to k, so that this address would find the user of kate@x
     has_one_form = normalize("NFKC", email) == email
-    if not has_one_form or not _EMAIL.fullmatch(email) or len(email.lower()) > 255 or not is_safe_text(email):
+    name = f"{email} (unverified {unverified})".lower() if unverified else email.lower()
+    if not has_one_form or not _EMAIL.fullmatch(email) or len(name) > 255 or not is_safe_text(email):
         raise InputError(f"'{escape_unsafe(email)}' is not an e-mail address; write one such as ann@example.com.")
-    email = email.lower()
-    values = {"id": str(uuid4()), "email": email, "tier": tier, "tenant_id": tenant_id, "created_at": by.at}
+    values = {"id": str(uuid4()), "email": name, "tier": tier, "tenant_id": tenant_id, "created_at": by.at}
     done = await connection.execute(insert(connection, users).values(values).on_conflict_do_nothing())
     if done.rowcount:
-        await record_action(connection, by, "user.create", email, tenant_id, {"tier": tier})
-    found = await require_user(connection, email)
+        await record_action(connection, by, "user.create", name, tenant_id, {"tier": tier})
+    found = await require_user(connection, name)
     if found.tenant_id != tenant_id:
         # the other tenant is not named, because an admin of this tenant must not learn its name
         raise InputError(f"{email} belongs to another tenant; a user cannot change tenants, so use another address.")

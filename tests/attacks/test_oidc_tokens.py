@@ -256,7 +256,11 @@ async def test_a_name_that_its_user_chose_is_not_the_user_of_a_key(issuer, store
         # a name without an account is a new user, also at the second token
         bob = {"sub": "bob@x" if claim == "sub" else "bob", claim: "bob@x"}
         new = [await tokens.find(issuer.token(**bob, without=["email"])) for _ in range(2)]
-    assert new[0].user_id == new[1].user_id != known.user_id
+        assert new[0].user_id == new[1].user_id != known.user_id
+        # before the fix, that user became the user of the first key for the address
+        _, _, later = await add_key(store, "acme", "bob@x")
+        new.append(await tokens.find(issuer.token(**bob, without=["email"], jti="3")))
+        assert new[2].user_id == new[0].user_id != later
 
 
 async def test_one_subject_with_many_addresses_is_bound_once_in_the_audit(store, url):
