@@ -24,6 +24,8 @@ _MAX_FILES = 2**10
 _MAX_VALUES = 2**20
 #: Maximum number of dimensions of a tensor. The product of 100,000 sizes takes minutes.
 _MAX_DIMS = 16
+#: Maximum bytes of a value of a type that is not in `_BITS`: a complex number of two F64.
+_MAX_VALUE = 16
 _BITS = {
     "F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16,
     "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I8": 8, "U8": 8, "BOOL": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
@@ -125,6 +127,12 @@ def _read_header(path: Path, relative: str, most: int) -> tuple[dict[str, Tensor
         if name != "__metadata__"
     }
     check_tensor_ranges(path, tensors.values(), size)
+    # The format allows no other bytes. In a hole, gigabytes take no disk until they are copied.
+    named = 8 + length + sum(tensor.nbytes for tensor in tensors.values())
+    if named != size:
+        raise CheckpointError(
+            f"{path} is damaged: it has {size:,} bytes, its header and tensors {named:,}; download it again."
+        )
     return tensors, most - length
 
 
@@ -163,7 +171,8 @@ def _tensor(path: Path, relative: str, name: str, entry: Any, data_start: int) -
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} has a damaged header entry for {name} ({error}); download it again.") from error
     bits = _BITS.get(dtype)
-    if info.nbytes < 0 or (bits is not None and (info.numel * bits + 7) // 8 != info.nbytes):
+    wrong = info.nbytes > info.numel * _MAX_VALUE if bits is None else (info.numel * bits + 7) // 8 != info.nbytes
+    if info.nbytes < 0 or wrong:
         raise CheckpointError(
             f"{path}: {name} is {info.shape} {dtype} but has {info.nbytes:,} bytes; the file is damaged, "
             "download it again."

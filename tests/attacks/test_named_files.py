@@ -182,6 +182,10 @@ def in_config(spoil: Callable[[Path], object]) -> Callable[[Path], object]:
     return lambda folder: spoil(folder / "adapter_config.json")
 
 
+def in_weights(spoil: Callable[[Path], object]) -> Callable[[Path], object]:
+    return lambda folder: spoil(folder / "adapter_model.safetensors")
+
+
 RIGHT = {"l0_q_proj_A": (4, 32), "l0_q_proj_B": (32, 4)}
 SPOILED = [
     # before, each row of an adapter took the longest one's memory: 7 GB for a file of 64 KB on the disk
@@ -195,6 +199,9 @@ SPOILED = [
     lambda folder: os.mkfifo(folder / "adapter_config.json.new"),
     lambda folder: (folder / "loop").symlink_to(folder / "loop"),
     in_config(lambda path: os.truncate(path, 3 << 30)),
+    # before the fix, an engine had 3 GiB of nothing, and building it took 15 s
+    in_weights(lambda path: os.truncate(path, 3 << 30)),
+    in_weights(lambda path: path.write_bytes(path.read_bytes() + b"x")),
     in_config(lambda path: path.unlink() or path.symlink_to("/etc/passwd")),
     in_config(lambda path: path.write_text('{"r": ' * 300_000)),
     # before the fix, a rank of 0 and an alpha as text ended with a traceback
