@@ -2,17 +2,24 @@
 
 import re
 import socket
+import stat
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
 from llmops.build.checkpoint.known_models import model_suggestion
 from llmops.errors import CheckpointError, ResourceError
+from llmops.input_files import MAX_CONFIG_BYTES
 
 #: A hub id: owner/name, optionally with @revision.
 HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
 _FILE_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 _WITHOUT_WEIGHTS = [pattern for pattern in _FILE_PATTERNS if pattern != "*.safetensors"]
+#: Maximum number of records in the cache of a model: the commits of revisions, and lists of files.
+_MAX_RECORDS = 1 << 14
+#: Maximum size in bytes of a record, by its folder. A commit has 40 digits.
+_RECORD_BYTES = {"refs": 1 << 10, "trees": MAX_CONFIG_BYTES}
 _Found = TypeVar("_Found")
 
 
@@ -57,6 +64,7 @@ def cached_config(ref: str) -> Path | None:
     import huggingface_hub
 
     repo, revision = _split(ref)
+    check_cache(repo)
     found = huggingface_hub.try_to_load_from_cache(repo, "config.json", revision=revision)
     return _in_cache(ref, Path(found).parent) / "config.json" if isinstance(found, str) else None
 
@@ -78,6 +86,27 @@ def _in_cache(ref: str, snapshot: Path) -> Path:
     return snapshot
 
 
+def check_cache(repo: str, kind: str = "models") -> None:
+    """Check the records that huggingface_hub reads to their ends: commits and lists of files.
+
+    Raises:
+        CheckpointError: A record is no file, is too large, or leads to another folder.
+    """
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE, f"{kind}--{repo.replace('/', '--')}")
+    records = chain.from_iterable(((name, path) for path in (folder / name).rglob("*")) for name in _RECORD_BYTES)
+    for number, (name, path) in enumerate(records):
+        status = path.lstat()
+        small = stat.S_ISREG(status.st_mode) and status.st_size <= _RECORD_BYTES[name]
+        leads_away = small and name == "refs" and b"/" in path.read_bytes()
+        if number >= _MAX_RECORDS or leads_away or not (small or stat.S_ISDIR(status.st_mode)):
+            raise CheckpointError(
+                f"The Hugging Face cache names the commits or files of {repo} by a record that is no file, is too "
+                f"large or leads to another folder; delete {repo} from the cache."
+            )
+
+
 def _split(ref: str) -> tuple[str, str | None]:
     match = HUB_ID.fullmatch(ref)
     assert match is not None
@@ -89,6 +118,7 @@ def _call_hub(ref: str, download: Callable[[], _Found]) -> _Found:
     from huggingface_hub import errors
 
     repo, revision = _split(ref)
+    check_cache(repo)
     try:
         return download()
     except errors.GatedRepoError as error:

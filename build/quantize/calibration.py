@@ -270,8 +270,11 @@ def _hub(dataset: str) -> list[str]:
     """
     import huggingface_hub
 
+    from llmops.build.checkpoint.hub_download import check_cache
+
     name = "abisee/cnn_dailymail" if dataset in ("cnn_dailymail", "ccdv/cnn_dailymail") else dataset
     try:
+        check_cache(name, "datasets")
         files = [file for file in huggingface_hub.list_repo_files(name, repo_type="dataset") if file.endswith(_ON_HUB)]
         chosen = max(files, key=lambda file: ("train" in Path(file).name, file), default=None)
         found = Path(huggingface_hub.hf_hub_download(name, chosen, repo_type="dataset")) if chosen else None

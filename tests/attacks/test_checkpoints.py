@@ -172,6 +172,33 @@ def test_the_hubs_cache_names_no_folder_outside(folder, tmp_path, monkeypatch, n
             assert read("a/b") is None
 
 
+@pytest.mark.parametrize("kind", ["a pipe", "a device", "a hole", "a path"])
+@pytest.mark.parametrize("record", ["refs/main", "trees/0123.json"])
+def test_the_hubs_records_are_files_of_bounded_size(record, kind, folder, tmp_path, monkeypatch):
+    """Before the fix, a pipe ended no build, and a device and a hole filled its memory."""
+    model = tmp_path / "models--a--b"
+    (model / "snapshots").mkdir(parents=True)
+    folder.rename(model / "snapshots" / "0123")
+    for path, text in (("refs/main", "0123"), ("trees/0123.json", "{}")):
+        (model / path).parent.mkdir()
+        (model / path).write_text(text)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("llmops.build.checkpoint.hub_download._unreachable", lambda: True)
+    assert cached_config("a/b") is not None
+    path = model / record
+    if kind == "a hole":
+        os.truncate(path, 3 << 30)
+    elif kind == "a path":
+        path = model / "refs/main"
+        path.write_text("../snapshots/0123")
+    else:
+        path.unlink()
+        os.mkfifo(path) if kind == "a pipe" else path.symlink_to("/dev/zero")
+    for read in (fetch_snapshot, fetch_config, cached_config):
+        with pytest.raises(CheckpointError, match="by a record that is no file"):
+            read("a/b")
+
+
 def test_the_hubs_cache_is_read(folder: Path, tmp_path: Path) -> None:
     snapshot, blobs = (tmp_path / "models--a--b" / name for name in ("snapshots/main", "blobs"))
     for made in (snapshot, blobs):
