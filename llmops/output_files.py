@@ -2,6 +2,7 @@
 
 import errno
 import os
+import uuid
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def check_writable(path: Path) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         if not _is_special(path):
             partial = _partial_path(path)
-            partial.touch()
+            partial.touch(exist_ok=False)
             partial.unlink()
     except OSError as error:
         raise _unwritable_error(path, error) from error
@@ -54,7 +55,8 @@ def write_text(path: Path, text: str) -> None:
         if _is_special(path):
             path.write_text(text, "utf-8")
             return
-        partial.write_text(text, "utf-8")
+        with partial.open("x", encoding="utf-8") as file:
+            file.write(text)
         partial.replace(path)
     except OSError as error:
         with suppress(OSError):
@@ -63,7 +65,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _partial_path(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.part")
+    """Return a hidden random path, where other users cannot put a link."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
 
 
 def _is_special(path: Path) -> bool:

@@ -5,7 +5,6 @@ A repository has four models per served name, and is checked before it is writte
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import time
@@ -17,7 +16,15 @@ from typing import Any
 
 from llmops import __version__, contract, kv_blocks, process, round_robin
 from llmops.build.checkpoint.file_checks import check_file_size
-from llmops.build.engine_folder.atomic_folder import list_files, reject_added_files, replace_folder, resolve_output
+from llmops.build.engine_folder.atomic_folder import (
+    list_files,
+    reject_added_files,
+    remove_leftovers,
+    replace_folder,
+    resolve_output,
+    sibling,
+)
+from llmops.build.engine_folder.build_lock import exclusive_build
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.contract import ENGINE_SUFFIX, POSTPROCESSING_SUFFIX, PREPROCESSING_SUFFIX, Tensor
 from llmops.errors import InputError
@@ -119,23 +126,23 @@ def generate_repository(entries: Sequence[EngineEntry], output: Path) -> list[st
     output = resolve_output(output)
     _check_output(output)
     folders = [folder for entry in entries for folder in model_folders(entry)]
-    scratch = output.parent / f".{output.name}.{os.getpid()}.new"
-    # In a container, a process that was killed had the same id.
-    shutil.rmtree(scratch, ignore_errors=True)
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        for folder in folders:
-            write_model(scratch / folder.name, folder)
-        _manifest(entries).save(scratch)
-        # replace the whole folder at once, so that a starting Triton never reads an incomplete
-        # repository
-        replace_folder(scratch, output)
-    except OSError as error:
-        # an error of copytree has the reasons of its files
-        reason = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror
-        raise InputError(f"{output} cannot be written ({reason}); choose another folder.") from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    scratch = sibling(output)
+    with exclusive_build(output, lambda _: None):
+        try:
+            remove_leftovers(output)
+            scratch.mkdir()
+            for folder in folders:
+                write_model(scratch / folder.name, folder)
+            _manifest(entries).save(scratch)
+            # replace the whole folder at once, so that a starting Triton never reads an incomplete
+            # repository
+            replace_folder(scratch, output)
+        except OSError as error:
+            # an error of copytree has the reasons of its files
+            reason = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror
+            raise InputError(f"{output} cannot be written ({reason}); choose another folder.") from error
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
     return [folder.name for folder in folders]
 
 

@@ -106,7 +106,7 @@ class StagingFolder:
 
     def __init__(self, output: Path) -> None:
         self.output = output.absolute()
-        self.folder = _sibling(self.output, _SUFFIX)
+        self.folder = sibling(self.output)
 
     def __enter__(self) -> Path:
         self.folder.mkdir(parents=True)
@@ -133,7 +133,8 @@ class StagingFolder:
             ) from error
 
 
-def _sibling(output: Path, suffix: str) -> Path:
+def sibling(output: Path, suffix: str = _SUFFIX) -> Path:
+    """Return a hidden path beside `output`, random so that other users cannot put a link there."""
     return output.with_name(f".{output.name}.{uuid.uuid4().hex[:8]}{suffix}")
 
 
@@ -175,7 +176,7 @@ def _siblings(output: Path) -> list[Path]:
 
 def replace_folder(new: Path, place: Path) -> None:
     """Rename `new` to `place`, keeping the old folder until the rename has succeeded."""
-    aside = _sibling(place, _ASIDE)
+    aside = sibling(place, _ASIDE)
     occupied = place.exists()
     if occupied:
         os.rename(place, aside)
@@ -200,7 +201,7 @@ def write_text_atomically(path: Path, text: str) -> None:
     Raises:
         InputError: The file cannot be written.
     """
-    scratch = _sibling(path, _SUFFIX)
+    scratch = sibling(path)
     try:
         scratch.write_text(text)
         _sync(scratch)

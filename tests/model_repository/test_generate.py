@@ -15,6 +15,7 @@ from llmops.errors import InputError, ResourceError, VersionMismatchError
 from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.model_repository.repository.pbtxt import parse_config, quote
 from llmops.model_repository.repository.validation import check_repository
+from llmops.output_files import check_writable, write_text
 from tests.support.manifests import engine_manifest
 
 
@@ -138,12 +139,29 @@ def test_a_repository_is_replaced_as_a_whole(engine: Path, tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-@pytest.mark.parametrize("left", ["a", "other"])
-def test_the_rest_of_a_killed_process_with_the_same_id_is_not_published(left, engine, tmp_path) -> None:
-    """Before the fix, the other model was in the repository, and a rest of the same one stopped `llmops repo`."""
-    (tmp_path / f".r.{os.getpid()}.new" / left / "1").mkdir(parents=True)
+def test_the_rest_of_a_killed_process_is_removed(engine, tmp_path) -> None:
+    (tmp_path / ".r.01234567.building" / "other" / "1").mkdir(parents=True)
     generate_repository(read_engines([f"a={engine}"]), tmp_path / "r")
     assert "other" not in check_repository(tmp_path / "r")
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("name", ["r.json", "r"])
+def test_a_link_that_another_user_plants_is_not_followed(name, engine, tmp_path) -> None:
+    """Before the fix, the name held only the process id, so others knew it and got what was written."""
+    (tmp_path / "theirs").mkdir()
+    for suffix in ("new", "part"):
+        (tmp_path / f".{name}.{os.getpid()}.{suffix}").symlink_to(tmp_path / "theirs")
+    if name == "r":
+        generate_repository(read_engines([f"a={engine}"]), tmp_path / name)
+    else:
+        (tmp_path / f".{name}.{os.getpid()}.part").unlink()
+        (tmp_path / f".{name}.{os.getpid()}.part").symlink_to(tmp_path / "theirs" / "file")
+        check_writable(tmp_path / name)
+        write_text(tmp_path / name, "{}")
+    assert (tmp_path / name).exists()
+    assert not (tmp_path / name).is_symlink()
+    assert list((tmp_path / "theirs").iterdir()) == []
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
