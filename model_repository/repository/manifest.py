@@ -3,13 +3,16 @@
 The manifest names the engines and the libraries that run them.
 """
 
+import grp
 import hashlib
 import json
 import math
 import os
+import pwd
 import re
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
@@ -142,7 +145,8 @@ def _digests(repository: Path, max_bytes: float = math.inf) -> dict[str, str]:
 def editable_by_others(folder: Path) -> list[str]:
     """Return the files and folders that users other than root and the one of this process may edit.
 
-    These are files and folders that every user may write, and those that belong to another user. A
+    These are files and folders that every user or a shared group may write, and those that belong
+    to another user. A
     user who may write or own a folder above the repository or engine `folder`, or above the target
     of a link, can replace it, so these folders are checked as well. Users may rename only their own
     files in a sticky folder.
@@ -155,13 +159,27 @@ def editable_by_others(folder: Path) -> list[str]:
     found = [(str(path), path.lstat(), 0) for path in sorted(targets)]
     found += [(str(path.relative_to(root)), path.lstat(), 0) for path in inside]
     found += [(str(path), path.lstat(), stat.S_ISVTX) for path in above]
+    private = _private_groups()
     # skip the mode of links, which is always 0777
     return [
         name
         for name, status, sticky in found
         if status.st_uid not in (0, os.geteuid())
-        or (status.st_mode & stat.S_IWOTH and not status.st_mode & sticky and not stat.S_ISLNK(status.st_mode))
+        or (
+            status.st_mode & (stat.S_IWOTH if status.st_gid in private else stat.S_IWOTH | stat.S_IWGRP)
+            and not status.st_mode & sticky
+            and not stat.S_ISLNK(status.st_mode)
+        )
     ]
+
+
+def _private_groups() -> set[int]:
+    """Return the groups of root and of the user of this process alone: with the user's number or name."""
+    user = os.geteuid()
+    groups = {0, user}
+    with suppress(KeyError):
+        groups.add(grp.getgrnam(pwd.getpwuid(user).pw_name).gr_gid)
+    return groups
 
 
 def _files(folder: Path, folders: bool = False) -> Iterator[Path]:

@@ -77,8 +77,8 @@ def _check_permissions(folder: Path) -> None:
     if open_paths := editable_by_others(folder):
         raise InputError(
             f"{folder} can be edited by other users of this machine: {_shown(open_paths)} is writable by "
-            "others, or belongs to neither root nor the user who runs llmops. Use `chmod o-w` or `chown`, or leave "
-            "out --strict."
+            "others or by a group, or belongs to neither root nor the user who runs llmops. Use `chmod go-w` or "
+            "`chown`, or leave out --strict."
         )
 
 

@@ -409,3 +409,19 @@ def test_an_engine_that_other_users_may_edit_is_refused_where_asked(name: str, o
     check_unedited(repository, marker, strict=False)
     with pytest.raises(InputError, match="can be edited by other users"):
         check_unedited(repository, marker, strict=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another group")
+@pytest.mark.parametrize("name", [".", "model", "engine.json", ".."])
+def test_an_engine_that_a_group_may_edit_is_refused_where_asked(name: str, tmp_path: Path) -> None:
+    """Before the fix, members of a shared group could exchange what --strict had checked."""
+    engine, repository, marker = served_engine(tmp_path / "own")
+    path = (engine / name).resolve()
+    path.chmod(path.stat().st_mode | 0o020)
+    # with umask 002, a user's private group may write
+    check_unedited(repository, marker, strict=True)
+    os.chown(path, -1, 100)
+    with pytest.raises(InputError, match="writable by others or by a group"):
+        check_unedited(repository, marker, strict=True)
+    path.chmod(path.stat().st_mode & ~0o020)
+    check_unedited(repository, marker, strict=True)
