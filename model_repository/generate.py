@@ -127,8 +127,9 @@ def generate_repository(entries: Sequence[EngineEntry], output: Path) -> list[st
     _check_output(output)
     folders = [folder for entry in entries for folder in model_folders(entry)]
     scratch = sibling(output)
-    with exclusive_build(output, lambda _: None):
-        try:
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive_build(output, lambda _: None):
             remove_leftovers(output)
             scratch.mkdir()
             for folder in folders:
@@ -137,12 +138,12 @@ def generate_repository(entries: Sequence[EngineEntry], output: Path) -> list[st
             # replace the whole folder at once, so that a starting Triton never reads an incomplete
             # repository
             replace_folder(scratch, output)
-        except OSError as error:
-            # an error of copytree has the reasons of its files
-            reason = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror
-            raise InputError(f"{output} cannot be written ({reason}); choose another folder.") from error
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+    except OSError as error:
+        # an error of copytree has the reasons of its files
+        reason = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror
+        raise InputError(f"{output} cannot be written ({reason}); choose another folder.") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
     return [folder.name for folder in folders]
 
 
