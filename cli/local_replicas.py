@@ -354,14 +354,14 @@ async def restore_versions(
         base: The servers that run already, which are replicas of the oldest version.
     """
     from llmops.store.factory import open_store
-    from llmops.store.rollouts import INITIAL_VERSION, RETIRED, list_versions, open_rollouts, set_replicas
+    from llmops.store.rollouts import INITIAL_VERSION, RETIRED, open_rollouts, require_versions, set_replicas
 
     async with await open_store(store_url, pool_size=1) as store:
         async with store.read() as connection:
-            versions = await list_versions(connection)
+            versions = {model: await require_versions(connection, model) for model in models}
             starting = {one.candidate for one in await open_rollouts(connection) if one.state == "starting"}
         for model, engine in models.items():
-            own = [version for version in versions if version.model == model]
+            own = versions[model]
             oldest = own[0].name if own else INITIAL_VERSION
             replicas.servers[(model, oldest)], replicas.engines[(model, oldest)] = list(base), engine
             for version in own[1:]:

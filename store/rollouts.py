@@ -7,7 +7,7 @@ entry in the audit log. A process that is killed leaves either all changes or no
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -133,11 +133,38 @@ class Rollout:
 
 
 async def list_versions(connection: AsyncConnection, model: str | None = None) -> Sequence[ModelVersion]:
-    """Return the versions of one or all models, the oldest first."""
-    statement = select(model_versions).order_by(model_versions.c.created_at, model_versions.c.name)
+    """Return the versions of one or all models, the oldest first.
+
+    A version with a damaged value is left out and logged.
+    """
+    columns = model_versions.c
+    statement = select(model_versions).order_by(columns.created_at, columns.name)
     if model is not None:
-        statement = statement.where(model_versions.c.model == model)
-    return [ModelVersion(**row) for row in (await connection.execute(statement)).mappings()]
+        statement = statement.where(columns.model == model)
+    label = columns.name + " of " + columns.model
+    return await read_undamaged(connection, statement, _version, "version", label)
+
+
+def _version(row: RowMapping) -> ModelVersion:
+    if not isinstance(row["replicas"], list) or not all(isinstance(one, str) for one in row["replicas"]):
+        raise TypeError("replicas")
+    return ModelVersion(**row)
+
+
+async def list_all_versions(connection: AsyncConnection) -> tuple[Sequence[ModelVersion], Collection[str]]:
+    """Return the versions of all models, the oldest first, and the models of damaged versions."""
+    stored = (await connection.execute(select(model_versions.c.model, model_versions.c.name))).all()
+    found = await list_versions(connection)
+    intact = {(one.model, one.name) for one in found}
+    return found, {model for model, name in stored if (model, name) not in intact}
+
+
+async def require_versions(connection: AsyncConnection, model: str) -> Sequence[ModelVersion]:
+    """Return the versions of a model, the oldest first. Raises InputError if one is damaged."""
+    found, damaged = await list_all_versions(connection)
+    if model in damaged:
+        raise InputError(f"A version of {model} has a damaged value; correct its row in the store.")
+    return [one for one in found if one.model == model]
 
 
 async def put_version(connection: AsyncConnection, version: ModelVersion, at: datetime) -> None:
@@ -199,7 +226,7 @@ async def create_rollout(
     Raises:
         InputError: The model has an open roll-out, or the candidate already serves.
     """
-    known = await list_versions(connection, candidate.model)
+    known = await require_versions(connection, candidate.model)
     stable = max(known, key=lambda version: version.weight, default=None)
     if stable is None:
         stable = ModelVersion(candidate.model, INITIAL_VERSION, weight=100.0)
@@ -255,8 +282,9 @@ async def save_rollout(connection: AsyncConnection, rollout: Rollout, by: AuditC
 
 async def has_twin(connection: AsyncConnection, rollout: Rollout) -> bool:
     """Return True if the baseline twin of a roll-out has been started."""
-    versions = await list_versions(connection, rollout.model)
-    return any(version.name == rollout.twin and version.state == ACTIVE for version in versions)
+    columns = model_versions.c
+    statement = select(columns.state).where(columns.model == rollout.model, columns.name == rollout.twin)
+    return (await connection.execute(statement)).scalar() == ACTIVE
 
 
 async def save_verdict(connection: AsyncConnection, rollout: Rollout, verdict: Mapping[str, Any]) -> None:
@@ -266,8 +294,13 @@ async def save_verdict(connection: AsyncConnection, rollout: Rollout, verdict: M
 
 
 async def list_pins(connection: AsyncConnection) -> Mapping[tuple[str, str], str]:
-    """Return the pinned version for each (model, key id)."""
-    return {(row.model, row.key_id): row.version for row in await connection.execute(select(version_pins))}
+    """Return the pinned version for each (model, key id). Damaged pins are left out and logged."""
+    statement = select(version_pins).order_by(version_pins.c.model, version_pins.c.key_id)
+    return dict(await read_undamaged(connection, statement, _pin, "pin of the key", version_pins.c.key_id))
+
+
+def _pin(row: RowMapping) -> tuple[tuple[str, str], str]:
+    return (row["model"], row["key_id"]), row["version"]
 
 
 async def pin_key(connection: AsyncConnection, model: str, key_id: str, version: str | None, by: AuditContext) -> None:

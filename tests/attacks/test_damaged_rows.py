@@ -25,6 +25,7 @@ from llmops.gateway.conversations.conversation_store import ConversationStore
 from llmops.gateway.conversations.purge import PurgeTask
 from llmops.gateway.errors import InvalidKeyError
 from llmops.gateway.interfaces import Caller, Usage
+from llmops.gateway.routing.versions.version_directory import VersionDirectory
 from llmops.gateway.settings import ConversationSettings, GatewaySettings
 from llmops.gateway.usage.billing import Billing
 from llmops.gateway.usage.ledger_sink import LedgerSink
@@ -35,7 +36,7 @@ from llmops.store.audit import AuditContext, record_action
 from llmops.store.dead_letters import DeadLetter, add_dead_letters
 from llmops.store.factory import open_store
 from llmops.store.prices import Price, set_price
-from llmops.store.rollouts import ModelVersion, create_rollout, open_rollouts
+from llmops.store.rollouts import ModelVersion, create_rollout, list_pins, open_rollouts, pin_key
 from llmops.store.usage_queries import high_water_mark
 from tests.attacks.test_usage_topic import NOON, bill, counts, event
 from tests.store.control_client import BY, bearer, control, make_key
@@ -172,6 +173,60 @@ async def test_a_damaged_roll_out_stops_no_other(tmp_path, url, change, caplog):
             async with store.read() as connection:
                 assert [one.model for one in await open_rollouts(connection)] == ["good"]
     assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize(
+    "change", ["created_at = 'abc'", "replicas = 'abc'", "replicas = '5'", "weight = 'x'", "name = CAST(x'ff' AS TEXT)"]
+)
+async def test_a_damaged_version_is_that_models_alone(tmp_path, url, change, caplog):
+    """Before the fix, a roll-back of another model reached no gateway, and the list of roll-outs was a 500."""
+    secret, _, _ = await make_key(url)
+    async with await open_store(url) as store, store.write() as connection:
+        for model in ("bad", "good"):
+            await create_rollout(connection, ModelVersion(model, "v2", replicas=["h:1"]), "starting", {}, BY)
+
+    known = VersionDirectory(url, [])
+    await known.refresh()
+    execute(tmp_path, f"UPDATE model_versions SET {change} WHERE model = 'bad' AND name = 'v2'")
+    execute(tmp_path, "UPDATE model_versions SET weight = 100 - weight WHERE model = 'good'")
+    started = VersionDirectory(url, [])
+    for directory, versions in ((known, ["initial", "v2"]), (started, ["initial"])):
+        for _ in range(2):
+            await directory.refresh()
+        assert directory.preferred("good") == ["v2", "initial"]
+        assert directory.preferred("bad") == versions
+        await directory.close()
+    assert caplog.text.count("A version of bad is damaged") == 2
+    async with control(url, key=secret) as client:
+        answer = await client.get("/api/admin/rollouts")
+        assert answer.status_code == 200, answer.text
+        found = {one["model"]: [version["name"] for version in one["versions"]] for one in answer.json()}
+    assert found == {"bad": ["initial"], "good": ["initial", "v2"]}
+
+
+async def test_a_damaged_pin_leaves_the_others(tmp_path, url):
+    """Before the fix, no version of any model was read."""
+    async with await open_store(url, pool_size=1) as store:
+        async with store.write() as connection:
+            await create_rollout(connection, ModelVersion("m", "v2"), "starting", {}, BY)
+            for key in ("bad", "good"):
+                await pin_key(connection, "m", key, "v2", BY)
+        execute(tmp_path, "UPDATE version_pins SET version = CAST(x'ff' AS TEXT) WHERE key_id = 'bad'")
+        async with store.read() as connection:
+            assert await list_pins(connection) == {("m", "good"): "v2"}
+
+
+async def test_a_model_with_a_damaged_version_starts_no_roll_out(tmp_path, url):
+    """A version that cannot be read might be the one that serves."""
+    async with await open_store(url, pool_size=1) as store:
+        async with store.write() as connection:
+            await create_rollout(connection, ModelVersion("bad", "v2"), "starting", {}, BY)
+        execute(tmp_path, "UPDATE model_versions SET replicas = 'x' WHERE name = 'initial'")
+        execute(tmp_path, "UPDATE rollouts SET open_model = NULL")
+        async with store.write() as connection:
+            with pytest.raises(InputError, match="A version of bad has a damaged value"):
+                await create_rollout(connection, ModelVersion("bad", "v3"), "starting", {}, BY)
+            await create_rollout(connection, ModelVersion("good", "v3"), "starting", {}, BY)
 
 
 @pytest.mark.parametrize("weight", ["{}", float("nan"), -1.0, 1e308])

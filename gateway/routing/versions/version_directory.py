@@ -16,7 +16,8 @@ from llmops.gateway.routing.replicas.pool_registry import VersionSource
 from llmops.gateway.routing.versions.version_table import ServedVersion, VersionTable
 from llmops.input_files import MALFORMED
 from llmops.store.factory import LazyStore, within
-from llmops.store.rollouts import RETIRED, add_outcomes, list_pins, list_versions
+from llmops.store.rollouts import RETIRED, add_outcomes, list_all_versions, list_pins
+from llmops.untrusted_text import escape_unsafe
 
 log = logging.getLogger(__name__)
 
@@ -99,11 +100,20 @@ class VersionDirectory(VersionSource):
             async with self._store.write() as connection:
                 await add_outcomes(connection, model, [one for batch in batches.values() for one in batch], utc_now())
         async with self._store.read() as connection:
-            found, pins = await list_versions(connection), await list_pins(connection)
-        models: dict[str, list[ServedVersion]] = {}
+            (found, damaged), pins = await list_all_versions(connection), await list_pins(connection)
+        models: dict[str, Sequence[ServedVersion]] = {}
         for one in found:
             version = ServedVersion(one.name, frozenset(one.replicas), one.weight, one.state == RETIRED)
-            models.setdefault(one.model, []).append(version)
+            models[one.model] = [*models.get(one.model, ()), version]
+        for model in damaged:
+            intact = models.get(model, ())
+            # A gateway that starts has no known versions. The replicas of its settings serve the
+            # model, unless the intact versions have most of the weight.
+            known = intact if sum(one.weight for one in intact) > 50 else ()
+            models[model] = self.table.models.get(model) or known
+            if self._log_once.is_new(("damaged", model), "damaged"):
+                name = escape_unsafe(str(model))
+                log.error("A version of %s is damaged; the known versions of the model remain in use.", name)
         table = VersionTable(models, pins)
         if table != self.table:
             self.table = table
