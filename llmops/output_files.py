@@ -35,7 +35,7 @@ def check_writable(path: Path) -> None:
         if path.exists() and not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         if not _is_special(path):
-            partial = _partial_path(path)
+            partial = hidden_sibling(path, ".part")
             partial.touch(exist_ok=False)
             partial.unlink()
     except OSError as error:
@@ -50,7 +50,7 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         InputError: The file cannot be written.
     """
-    partial = _partial_path(path)
+    partial = hidden_sibling(path, ".part")
     try:
         if _is_special(path):
             path.write_text(text, "utf-8")
@@ -64,9 +64,9 @@ def write_text(path: Path, text: str) -> None:
         raise _unwritable_error(path, error) from error
 
 
-def _partial_path(path: Path) -> Path:
-    """Return a hidden random path, where other users cannot put a link."""
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+def hidden_sibling(path: Path, suffix: str) -> Path:
+    """Return a hidden path beside `path`, random so that other users cannot put a link there."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{suffix}")
 
 
 def _is_special(path: Path) -> bool:

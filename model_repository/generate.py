@@ -17,12 +17,12 @@ from typing import Any
 from llmops import __version__, contract, kv_blocks, process, round_robin
 from llmops.build.checkpoint.file_checks import check_file_size
 from llmops.build.engine_folder.atomic_folder import (
+    STAGING_SUFFIX,
     list_files,
     reject_added_files,
     remove_leftovers,
     replace_folder,
     resolve_output,
-    sibling,
 )
 from llmops.build.engine_folder.build_lock import exclusive_build
 from llmops.build.engine_folder.manifest import EngineManifest
@@ -40,6 +40,7 @@ from llmops.model_repository.repository.manifest import (
 )
 from llmops.model_repository.repository.pbtxt import TEMPLATE_DIR, render_config
 from llmops.model_repository.targets import EngineModelConfig, RepositoryTarget, find_target
+from llmops.output_files import hidden_sibling
 
 #: Maximum number of batches that wait for one of our engine models. The last request of a full
 #: queue waits for about this many answers.
@@ -126,7 +127,7 @@ def generate_repository(entries: Sequence[EngineEntry], output: Path) -> list[st
     output = resolve_output(output)
     _check_output(output)
     folders = [folder for entry in entries for folder in model_folders(entry)]
-    scratch = sibling(output)
+    scratch = hidden_sibling(output, STAGING_SUFFIX)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with exclusive_build(output, lambda _: None):

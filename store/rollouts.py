@@ -151,20 +151,24 @@ def _version(row: RowMapping) -> ModelVersion:
     return ModelVersion(**row)
 
 
-async def list_all_versions(connection: AsyncConnection) -> tuple[Sequence[ModelVersion], Collection[str]]:
-    """Return the versions of all models, the oldest first, and the models of damaged versions."""
-    stored = (await connection.execute(select(model_versions.c.model, model_versions.c.name))).all()
-    found = await list_versions(connection)
+async def list_all_versions(
+    connection: AsyncConnection, model: str | None = None
+) -> tuple[Sequence[ModelVersion], Collection[str]]:
+    """Return the versions of one or all models, the oldest first, and the models of damaged versions."""
+    names = select(model_versions.c.model, model_versions.c.name)
+    if model is not None:
+        names = names.where(model_versions.c.model == model)
+    stored, found = (await connection.execute(names)).all(), await list_versions(connection, model)
     intact = {(one.model, one.name) for one in found}
     return found, {model for model, name in stored if (model, name) not in intact}
 
 
 async def require_versions(connection: AsyncConnection, model: str) -> Sequence[ModelVersion]:
     """Return the versions of a model, the oldest first. Raises InputError if one is damaged."""
-    found, damaged = await list_all_versions(connection)
-    if model in damaged:
+    found, damaged = await list_all_versions(connection, model)
+    if damaged:
         raise InputError(f"A version of {model} has a damaged value; correct its row in the store.")
-    return [one for one in found if one.model == model]
+    return found
 
 
 async def put_version(connection: AsyncConnection, version: ModelVersion, at: datetime) -> None:

@@ -7,15 +7,15 @@ import re
 import shutil
 import subprocess
 import tempfile
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
 from llmops.errors import BuildError, InputError, LlmopsError, ResourceError
+from llmops.output_files import hidden_sibling
 
 #: Suffix of a folder that a build fills.
-_SUFFIX = ".building"
+STAGING_SUFFIX = ".building"
 #: Suffix of an old engine that was moved out of the way.
 _ASIDE = ".replaced"
 #: Names of files that systems make in the folders of users: macOS, Windows, NFS for open files, and
@@ -106,7 +106,7 @@ class StagingFolder:
 
     def __init__(self, output: Path) -> None:
         self.output = output.absolute()
-        self.folder = sibling(self.output)
+        self.folder = hidden_sibling(self.output, STAGING_SUFFIX)
 
     def __enter__(self) -> Path:
         self.folder.mkdir(parents=True)
@@ -131,11 +131,6 @@ class StagingFolder:
             raise BuildError(
                 f"The engine could not be moved to {self.output} ({error}); give -o another folder."
             ) from error
-
-
-def sibling(output: Path, suffix: str = _SUFFIX) -> Path:
-    """Return a hidden path beside `output`, random so that other users cannot put a link there."""
-    return output.with_name(f".{output.name}.{uuid.uuid4().hex[:8]}{suffix}")
 
 
 def remove_leftovers(output: Path) -> None:
@@ -176,7 +171,7 @@ def _siblings(output: Path) -> list[Path]:
 
 def replace_folder(new: Path, place: Path) -> None:
     """Rename `new` to `place`, keeping the old folder until the rename has succeeded."""
-    aside = sibling(place, _ASIDE)
+    aside = hidden_sibling(place, _ASIDE)
     occupied = place.exists()
     if occupied:
         os.rename(place, aside)
@@ -190,7 +185,7 @@ def replace_folder(new: Path, place: Path) -> None:
     if occupied:
         # Rename before removing: `remove_leftovers` must not put back an engine that is half
         # removed.
-        discarded = aside.with_suffix(_SUFFIX)
+        discarded = aside.with_suffix(STAGING_SUFFIX)
         os.rename(aside, discarded)
         shutil.rmtree(discarded, ignore_errors=True)
 
@@ -201,7 +196,7 @@ def write_text_atomically(path: Path, text: str) -> None:
     Raises:
         InputError: The file cannot be written.
     """
-    scratch = sibling(path)
+    scratch = hidden_sibling(path, STAGING_SUFFIX)
     try:
         scratch.write_text(text)
         _sync(scratch)

@@ -146,10 +146,9 @@ def editable_by_others(folder: Path) -> list[str]:
     """Return the files and folders that users other than root and the one of this process may edit.
 
     These are files and folders that every user or a shared group may write, and those that belong
-    to another user. A
-    user who may write or own a folder above the repository or engine `folder`, or above the target
-    of a link, can replace it, so these folders are checked as well. Users may rename only their own
-    files in a sticky folder.
+    to another user. A user who may write or own a folder above the repository or engine `folder`,
+    or above the target of a link, can replace it, so these folders are checked as well. Users may
+    rename only their own files in a sticky folder.
     """
     root, given = folder.resolve(), folder.absolute()
     inside = [root, *_files(root, folders=True), *root.glob(REPOSITORY_FILE)]

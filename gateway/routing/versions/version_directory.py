@@ -101,16 +101,16 @@ class VersionDirectory(VersionSource):
                 await add_outcomes(connection, model, [one for batch in batches.values() for one in batch], utc_now())
         async with self._store.read() as connection:
             (found, damaged), pins = await list_all_versions(connection), await list_pins(connection)
-        models: dict[str, Sequence[ServedVersion]] = {}
+        models: dict[str, list[ServedVersion]] = {}
         for one in found:
             version = ServedVersion(one.name, frozenset(one.replicas), one.weight, one.state == RETIRED)
-            models[one.model] = [*models.get(one.model, ()), version]
+            models.setdefault(one.model, []).append(version)
         for model in damaged:
-            intact = models.get(model, ())
+            intact = models.get(model, [])
             # A gateway that starts has no known versions. The replicas of its settings serve the
             # model, unless the intact versions have most of the weight.
-            known = intact if sum(one.weight for one in intact) > 50 else ()
-            models[model] = self.table.models.get(model) or known
+            known = intact if sum(one.weight for one in intact) > 50 else []
+            models[model] = list(self.table.models.get(model) or known)
             if self._log_once.is_new(("damaged", model), "damaged"):
                 name = escape_unsafe(str(model))
                 log.error("A version of %s is damaged; the known versions of the model remain in use.", name)
