@@ -399,8 +399,9 @@ class ConversationStore:
         count, size = await table.count_conversations(connection, user)
         count, size = count + new, size + grown
         if (new and count > self.settings.entries) or size > self.settings.bytes:
+            kept = "conversation" if count == 1 else "conversations"
             raise RateLimitError(
-                f"You would have {count:,} conversations with {size:,} characters, deleted ones included, and this "
+                f"You would have {count:,} {kept} with {size:,} characters, deleted ones included, and this "
                 f"gateway keeps at most {self.settings.entries:,} with {self.settings.bytes:,}. A conversation that "
                 f"is deleted is purged after {self.settings.purge_days} days. To delete all your conversations and "
                 "responses for good now, send DELETE /api/conversations.",
