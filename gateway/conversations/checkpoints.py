@@ -22,8 +22,8 @@ import asyncio
 import logging
 import secrets
 import struct
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -59,8 +59,8 @@ READING_SECONDS = 3.0
 #: Maximum number of answers in one call, which blocks Redis for a few milliseconds at most.
 MAX_BATCH = 256
 #: Size in bytes from which no further answer is sent or taken over in the same call. A call for more
-#: takes longer than `TIMEOUT` on a busy machine.
-MAX_BATCH_BYTES = 4 * 2**20
+#: than a megabyte takes longer than `TIMEOUT` on a busy machine.
+MAX_BATCH_BYTES = 256 * 2**10
 #: Maximum number of answers that a gateway takes over at once. The rest is left to other gateways
 #: until the next time.
 MAX_CLAIMED = 64
@@ -197,6 +197,10 @@ class AnswerCheckpoint:
         self._reply: asyncio.Future[None] | None = None
 
     @property
+    def unsent_record_bytes(self) -> int:
+        return len(self._record)
+
+    @property
     def holds(self) -> bool:
         """Return True if readers must wait until Redis has the tokens."""
         return self.registered and self._store.up
@@ -278,6 +282,22 @@ def _owner(answer_id: str) -> str:
     return answer_id.rpartition(":")[0]
 
 
+def _fair_order(changed: Iterable[AnswerCheckpoint]) -> list[AnswerCheckpoint]:
+    """Sort answers by the size of the records of their tenant up to them.
+
+    Tokens come before all records, and the records of a tenant that sends few before those of a
+    tenant that sends many.
+    """
+    used: Counter[str] = Counter()
+
+    def position(one: AnswerCheckpoint) -> int:
+        tenant = _owner(one.id).partition("/")[0]
+        used[tenant] += one.unsent_record_bytes
+        return used[tenant] if one.unsent_record_bytes else 0
+
+    return sorted(changed, key=position)
+
+
 class FollowedTokens:
     """The tokens of an answer that another gateway generates, as Redis receives them.
 
@@ -336,8 +356,11 @@ class CheckpointStore:
     async def close(self) -> None:
         """Write the last tokens, and offer the running answers to other gateways."""
         await self._tasks.cancel()
+        waiting = _fair_order(self._answers.values())
         with suppress(*FAILURES):
-            await self._write(list(self._answers.values()), lease=-1.0)
+            await self._write(waiting, lease=-1.0)
+            while waiting:
+                await self._write(waiting, lease=-1.0)
         with suppress(*FAILURES):
             await self._client.aclose()
 
@@ -465,31 +488,36 @@ class CheckpointStore:
             if began >= next_beat:
                 self._changed.update(self._answers)
                 next_beat = began + heartbeat
-            changed, self._changed = list(self._changed.values()), {}
-            if await self._try(self._write, changed):
-                await asyncio.sleep(max(0.0, began + FLUSH_INTERVAL - loop.time()))
-            else:
-                self._changed = {one.id: one for one in changed} | self._changed
+            waiting, self._changed = _fair_order(self._changed.values()), {}
+            # After an outage, a call without answers shows that Redis is available again: a record for
+            # which a call is too slow must not hold up the others.
+            is_written = await self._try(self._write, waiting if self.up else [])
+            self._changed = {one.id: one for one in waiting} | self._changed
+            if not is_written:
                 await reconnect(self._client)
                 await asyncio.sleep(RETRY_INTERVAL)
+            elif waiting:
+                self._wake.set()
+            else:
+                await asyncio.sleep(max(0.0, began + FLUSH_INTERVAL - loop.time()))
 
-    async def _write(self, changed: Sequence[AnswerCheckpoint], lease: float | None = None) -> None:
+    async def _write(self, waiting: list[AnswerCheckpoint], lease: float | None = None) -> None:
+        """Write the first of the answers in one call, and remove them from `waiting`."""
+        sent: list[list[Any]] = []
+        size = 0
+        for one in waiting[:MAX_BATCH]:
+            values = one.pending()
+            size += len(values[1]) + len(values[4])
+            if sent and size > MAX_BATCH_BYTES:
+                break
+            sent.append(values)
         milliseconds = round((lease or self.lease) * 1000)
-        waiting = deque(changed)
-        while True:
-            batch: list[AnswerCheckpoint] = []
-            sent: list[list[Any]] = []
-            size = 0
-            while waiting and len(batch) < MAX_BATCH and size < MAX_BATCH_BYTES:
-                batch.append(waiting.popleft())
-                sent.append(batch[-1].pending())
-                size += len(sent[-1][1]) + len(sent[-1][4])
-            args: list[Any] = [self._gateway, milliseconds, *(value for one in sent for value in one)]
-            replies = _checked(await self._write_script(keys=[PREFIX], args=args), len(batch), _is_number)
-            for one, values, reply in zip(batch, sent, replies, strict=True):
-                one.acknowledge(values, reply)
-            if not waiting:
-                return
+        args: list[Any] = [self._gateway, milliseconds, *(value for one in sent for value in one)]
+        replies = _checked(await self._write_script(keys=[PREFIX], args=args), len(sent), _is_number)
+        batch = waiting[: len(sent)]
+        del waiting[: len(sent)]
+        for one, values, reply in zip(batch, sent, replies, strict=True):
+            one.acknowledge(values, reply)
 
     async def _claim(self, adopt: Callable[[ClaimedAnswer], None]) -> None:
         # After an outage of Redis every lease has expired. Wait for one lease, so that gateways can

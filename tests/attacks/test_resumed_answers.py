@@ -265,6 +265,31 @@ async def test_large_requests_of_others_time_out_no_call_and_a_lost_reply_loses_
     await taker.close()
 
 
+async def test_large_requests_of_a_tenant_hold_up_no_answer_of_another(valkey, monkeypatch):
+    """Before the fix, a call had the requests of all, and the next one tried the same again."""
+    monkeypatch.setattr("llmops.gateway.conversations.checkpoints.RETRY_INTERVAL", 0.01)
+    store = CheckpointStore(valkey.url, 0.5)
+    write = store._write_script
+
+    async def slow_with_large_calls(keys, args):
+        if sum(len(one) for one in args if isinstance(one, bytes)) > 500_000:
+            raise TimeoutError
+        return await write(keys=keys, args=args)
+
+    store._write_script = slow_with_large_calls
+    await store.start(lambda _: None)
+    for number in range(24):
+        store.checkpoint(f"evil/{number % 3}:{number}").register(b"x" * 990_000)
+    victims = [store.checkpoint(f"acme/ann:{number}") for number in range(2)]
+    victims[0].register(b"record")
+    await eventually(lambda: not store.up)
+    victims[1].register(b"record")
+    with Redis.from_url(valkey.url) as client:
+        for number in range(2):
+            await eventually(lambda key=f"{PREFIX}:answer:acme/ann:{number}": client.hget(key, "record") == b"record")
+    await store.close()
+
+
 async def test_an_answer_that_valkey_has_just_lost_is_not_billed_for_the_lost_gateways_part(valkey):
     """Before the fix, a search for dead gateways' outboxes in the moment after the flush billed that part."""
     lost, taker, searcher = (CheckpointStore(valkey.url, 0.5) for _ in range(3))
