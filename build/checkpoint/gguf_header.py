@@ -41,6 +41,8 @@ _MAX_TEXT = 1 << 22
 #: Maximum size in bytes of all texts of a file, read or skipped. The largest vocabularies have
 #: 9 MB. Python stores a text with one wide character in four times as many bytes.
 _MAX_TEXTS = 1 << 24
+#: Maximum size of a header in bytes, with lists that are skipped. The largest vocabularies need 20 MB.
+_MAX_HEADER = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -173,11 +175,19 @@ class _GgufReader:
         return tuple(reversed(shape)), self.scalar("<I"), self.scalar("<Q")
 
     def place(self, rows: dict[str, _TensorRow], alignment: int) -> dict[str, TensorInfo]:
+        self.bound(self.position, _MAX_HEADER, "bytes in its header")
         start = -(-self.position // alignment) * alignment
         tensors = {
             name: self.tensor(name, shape, kind, start + position) for name, (shape, kind, position) in rows.items()
         }
         check_tensor_ranges(self.path, tensors.values(), len(self.data))
+        # Padding follows each tensor. In a hole, gigabytes take no disk.
+        named = start + sum(-(-tensor.nbytes // alignment) * alignment for tensor in tensors.values())
+        if len(self.data) > named:
+            raise CheckpointError(
+                f"{self.path} is damaged: it has {len(self.data):,} bytes, its header and tensors {named:,}; download "
+                "it again."
+            )
         return tensors
 
     def tensor(self, name: str, shape: tuple[int, ...], kind: int, offset: int) -> TensorInfo:

@@ -39,7 +39,7 @@ def _merge(value: Any) -> bool:
 
 _KEYS: dict[str, tuple[TypeCheck, str]] = {
     "general.architecture": (_text, "text"),
-    "general.alignment": (lambda value: _whole(value) and value > 0 and value % 8 == 0, "a multiple of 8"),
+    "general.alignment": (lambda value: _whole(value) and value in range(8, 4097, 8), "a multiple of 8 up to 4,096"),
     "tokenizer.ggml.model": (_text, "text"),
     "tokenizer.ggml.pre": (_text, "text"),
     "tokenizer.ggml.tokens": (_list_of(_text), "a list of texts"),

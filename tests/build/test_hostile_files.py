@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import os
 import struct
 import time
 import tracemalloc
@@ -86,14 +87,14 @@ def test_values_of_other_types(tmp_path: Path, key: str, value: Any) -> None:
     tell(lambda: tokenizer_from_gguf(open_checkpoint(str(path)).metadata))
 
 
-@pytest.mark.parametrize("alignment", [0, 12, 33, math.nan, math.inf, -32.0, "32", [32]])
+@pytest.mark.parametrize("alignment", [0, 12, 33, 8192, math.nan, math.inf, -32.0, "32", [32]])
 def test_alignments_that_are_none(tmp_path: Path, alignment: Any) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", {"tokenizer.alignment": alignment})
     # the gguf package obeys the real key itself, so it is written under a name of the same length
     path.write_bytes(path.read_bytes().replace(b"tokenizer.alignment", b"general.alignment\0\0"))
     longer, real = struct.pack("<Q", 19) + b"general.alignment\0\0", struct.pack("<Q", 17) + b"general.alignment"
     path.write_bytes(path.read_bytes().replace(longer, real))
-    with pytest.raises(CheckpointError, match=r"general\.alignment is .* where a multiple of 8 belongs"):
+    with pytest.raises(CheckpointError, match=r"general\.alignment is .* where a multiple of 8 up to 4,096 belongs"):
         read_gguf(path)
 
 
@@ -126,6 +127,19 @@ def test_headers_that_never_end(tmp_path: Path, raw: bytes) -> None:
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_holes_of_a_gguf(tmp_path: Path, gguf_bytes: bytes) -> None:
+    """Before the fix, 3 GiB of nothing behind the tensors, or in a list that is skipped, were hashed."""
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(gguf_bytes)
+    os.truncate(path, 3 << 30)
+    with pytest.raises(CheckpointError, match="is damaged: it has 3,221,225,472 bytes, its header and tensors"):
+        read_gguf(path)
+    path.write_bytes(gguf_with(struct.pack("<IIQ", 9, 0, 3 << 30)))
+    os.truncate(path, (3 << 30) + path.stat().st_size)
+    with pytest.raises(CheckpointError, match="bytes in its header"):
+        read_gguf(path)
 
 
 def test_tensors_that_share_their_bytes(tmp_path: Path, gguf_bytes: bytes) -> None:
