@@ -82,12 +82,9 @@ class CheckpointFile:
     location: Path
     bytes: int
 
-    @property
+    @cached_property
     def sha256(self) -> str:
-        """Return the SHA-256 of the file, as hex digits.
-
-        The digest is cached for as long as size and modification time stay the same.
-        """
+        """Return the SHA-256 of the file when it was first asked for, as hex digits."""
         return sha256_of(self.location)
 
 

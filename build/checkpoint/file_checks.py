@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint.description import FileState, FileStatus, TensorInfo
+from llmops.build.checkpoint.hashing import sha256_of
 from llmops.errors import CheckpointError
 from llmops.input_files import MALFORMED, MAX_CONFIG_BYTES, leads_outside, parse_json, read_bounded
 from llmops.untrusted_text import json_texts
@@ -93,23 +94,28 @@ def _status(found: os.stat_result) -> FileStatus:
     return FileStatus(found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
 
 
-def _differ(before: FileState | None, now: FileState | None) -> bool:
-    """Return True if the states differ by more than a hard link that was made or removed.
+def _differ(path: Path, before: FileState | None, digest: str | None) -> bool:
+    """Return True if a file differs from `before` by more than a hard link that was made or removed.
 
     Other builds of the same checkpoint make hard links to the file in their own folders. A hard
-    link changes only `changed`, the time of the inode.
+    link changes only `changed`, the time of the inode, as does a program that writes the file and
+    sets its time back. The file's SHA-256, which was `digest`, tells one from the other.
     """
+    now = file_state(path)
     if before is None or now is None:
         return before is not now
     if (before.path, before.file) == (now.path, now.file):
         return False
-    return before.folders != now.folders or any(
-        old._replace(changed=new.changed) != new
+    linked = before.folders == now.folders and all(
+        old._replace(changed=new.changed) == new
         for old, new in zip((before.path, before.file), (now.path, now.file), strict=True)
     )
+    return not linked or digest is None or sha256_of(path) != digest
 
 
-def reject_changed_files(folder: Path, states: Mapping[str, FileState | None], names: Iterable[str]) -> None:
+def reject_changed_files(
+    folder: Path, states: Mapping[str, FileState | None], digests: Mapping[str, str | None]
+) -> None:
     """Check that files have not changed since their links were checked.
 
     The check also finds a file that was replaced by a link and put back before the build ended: a
@@ -118,13 +124,14 @@ def reject_changed_files(folder: Path, states: Mapping[str, FileState | None], n
     Args:
         folder: The checkpoint's folder.
         states: The result of `reject_outside_symlinks`: the state of each file before its check.
-        names: The paths in `folder` of the files to check.
+        digests: The SHA-256 of each file to check, by its path in `folder`. None also refuses a
+            hard link that was made or removed.
 
     Raises:
         CheckpointError: A file was changed.
     """
-    for name in names:
-        if name in states and _differ(states[name], file_state(folder / name)):
+    for name, digest in digests.items():
+        if name in states and _differ(folder / name, states[name], digest):
             raise CheckpointError(f"{folder / name} was changed while the engine was built; build it again.")
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from llmops.build.checkpoint import gguf_header
 from llmops.build.checkpoint.description import Checkpoint, CheckpointFile, ExistingQuantisation, SpecialTokens
+from llmops.build.checkpoint.file_checks import file_state
 from llmops.build.model.architecture import Architecture
 from llmops.errors import CheckpointError
 
@@ -32,6 +33,7 @@ def open_gguf(path: Path, ref: str) -> Checkpoint:
         CheckpointError: The file is damaged, holds no weights, or has an architecture outside
             `ARCHITECTURES`.
     """
+    states = {path.name: file_state(path)}
     header = gguf_header.read_header(path)
     if not header.tensors:
         raise CheckpointError(f"{path} holds no tensors (a vocabulary-only GGUF); give the file with the weights.")
@@ -46,6 +48,7 @@ def open_gguf(path: Path, ref: str) -> Checkpoint:
         architecture=Architecture.from_hf_config(config),
         tensors=header.tensors,
         files=(CheckpointFile(path.name, path, path.stat().st_size),),
+        states=states,
         weight_files=(path.name,),
         tokenizer_files=(path.name,) if "tokenizer.ggml.tokens" in metadata else (),
         special_tokens=_special_tokens(metadata),

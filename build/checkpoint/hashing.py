@@ -1,4 +1,4 @@
-"""Compute SHA-256 digests of large files, cached by path, size, inode and modification time."""
+"""Compute SHA-256 digests of large files, cached by path, size, inode and times of change."""
 
 import contextlib
 import hashlib
@@ -34,7 +34,7 @@ def digest_if_file(name: str) -> str | None:
 
 def _stamp(path: Path) -> list[int]:
     stat = path.stat()
-    return [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
 def _read(record: Path) -> dict | None:

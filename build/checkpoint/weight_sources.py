@@ -4,6 +4,7 @@ A source keeps no weight in memory after `get`.
 """
 
 import mmap
+import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -94,12 +95,19 @@ class _MappedFile:
     """A file that is mapped into memory."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         with path.open("rb") as file:
+            if not os.fstat(file.fileno()).st_size:
+                raise CheckpointError(f"{path} is empty; download it again.")
             self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.array = np.frombuffer(self.map, np.uint8)
 
     def bytes(self, info: TensorInfo) -> NDArray[np.uint8]:
-        return self.array[info.offset : info.offset + info.nbytes]
+        """Return the bytes of a tensor. CheckpointError: The file was truncated since it was checked."""
+        found = self.array[info.offset : info.offset + info.nbytes]
+        if found.nbytes < info.nbytes:
+            raise CheckpointError(f"{self.path} was truncated while the engine was built; download it again.")
+        return found
 
     def forget(self) -> None:
         self.map.madvise(mmap.MADV_DONTNEED)

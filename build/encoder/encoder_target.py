@@ -83,7 +83,7 @@ class EncoderJob(TargetJob[EncoderCheckpoint]):
         for name in _TOKENIZER_FILES:
             if (self.checkpoint.path / name).is_file():
                 shutil.copyfile(self.checkpoint.path / name, directory / name)
-        reject_changed_files(self.checkpoint.path, self.checkpoint.states, _TOKENIZER_FILES)
+        reject_changed_files(self.checkpoint.path, self.checkpoint.states, dict.fromkeys(_TOKENIZER_FILES))
         try_tokenizer(directory / "tokenizer.json", self.checkpoint.ref)
         with reject_odd_settings(self.checkpoint.ref):
             size, pad = int(self.checkpoint.config["vocab_size"]), int(self.checkpoint.config.get("pad_token_id") or 0)

@@ -128,7 +128,8 @@ class TargetJob(ABC, Generic[C]):
     def reject_changed_inputs(self) -> None:
         """Raise CheckpointError if a checkpoint file changed since its links were checked."""
         checkpoint = self.checkpoint
-        reject_changed_files(checkpoint.path, checkpoint.states, (file.path for file in checkpoint.files))
+        folder = checkpoint.path.parent if checkpoint.format == "gguf" else checkpoint.path
+        reject_changed_files(folder, checkpoint.states, {file.path: file.sha256 for file in checkpoint.files})
 
     def check(self) -> None:
         """Check that the job can run on this machine.

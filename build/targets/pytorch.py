@@ -246,7 +246,7 @@ def _link_checkpoint(checkpoint: Checkpoint, model_dir: Path) -> None:
     for file in checkpoint.files:
         place = model_dir / file.path
         place.parent.mkdir(parents=True, exist_ok=True)
-        reject_changed_files(checkpoint.path, states, [file.path])
+        reject_changed_files(checkpoint.path, states, {file.path: file.sha256})
         make = shutil.copy2 if place.suffix in _COPIED else link_file
         make(file.location, place)
         # A file with another inode is a copy, or was replaced since the check, so its old state

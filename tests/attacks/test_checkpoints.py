@@ -25,12 +25,14 @@ from llmops.build.checkpoint import open_checkpoint
 from llmops.build.checkpoint.chat_template import render_messages
 from llmops.build.checkpoint.file_checks import reject_changed_files, reject_outside_symlinks
 from llmops.build.checkpoint.gguf_header import read_header
+from llmops.build.checkpoint.hashing import sha256_of
 from llmops.build.checkpoint.hub_download import cached_config, fetch_config, fetch_snapshot
 from llmops.build.checkpoint.huggingface_folder import open_folder
-from llmops.build.checkpoint.known_models import bundled_file
+from llmops.build.checkpoint.known_models import bundled_file, bundled_path
 from llmops.build.checkpoint.safetensors_header import read_header as read_safetensors
+from llmops.build.checkpoint.weight_sources import open_weights
 from llmops.build.encoder.encoder_checkpoint import BUNDLED, is_encoder, open_encoder
-from llmops.build.job.build_engine import build
+from llmops.build.job.build_engine import build, open_model, prepare
 from llmops.build.progress import SilentProgress
 from llmops.build.quantize.model_loading import load_model, source_config
 from llmops.build.spec import BuildSpec
@@ -145,15 +147,50 @@ def test_a_link_that_is_there_only_while_the_build_reads(encoder: Path, tmp_path
 def test_another_builds_link_to_a_file_is_no_change(folder: Path, tmp_path: Path) -> None:
     """An engine of unchanged weights links them, and ended all builds of the checkpoint beside it."""
     file = folder / "config.json"
-    states = reject_outside_symlinks(folder)
+    states, digests = reject_outside_symlinks(folder), {"config.json": sha256_of(file)}
+    refused = pytest.raises(CheckpointError, match=r"config\.json was changed while the engine was built")
     time.sleep(0.02)  # times of files are ticks of the kernel
     (tmp_path / "engine").hardlink_to(file)
-    reject_changed_files(folder, states, ["config.json"])
+    reject_changed_files(folder, states, digests)
     (tmp_path / "engine").unlink()
-    reject_changed_files(folder, states, ["config.json"])
+    reject_changed_files(folder, states, digests)
+    with refused:
+        reject_changed_files(folder, states, {"config.json": None})
     file.rename(folder / "aside").rename(file)
-    with pytest.raises(CheckpointError, match=r"config\.json was changed while the engine was built"):
-        reject_changed_files(folder, states, ["config.json"])
+    with refused:
+        reject_changed_files(folder, states, digests)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "gguf"])
+def test_weights_changed_in_place_with_their_time_put_back(tmp_path: Path, kind: str) -> None:
+    """Before the fix, engine.json had the SHA-256 of other weights than the engine; a GGUF was never checked."""
+    if kind == "gguf":
+        weights = source = Path(shutil.copy(bundled_path("smollm2"), tmp_path / "model.gguf"))
+    else:
+        source = write_checkpoint(tmp_path / "checkpoint", "llama")
+        weights = source / "model.safetensors"
+    job = prepare(BuildSpec(str(source), tmp_path / "engine"), open_model(str(source)))
+    recorded = {file.path: file.sha256 for file in job.checkpoint.source().files}[weights.name]
+    job.reject_changed_inputs()
+    time.sleep(0.02)  # times of files are ticks of the kernel
+    before = weights.stat()
+    with weights.open("r+b") as file:
+        file.seek(-40, os.SEEK_END)
+        file.write(b"changed")
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(CheckpointError, match=f"model.{kind} was changed while the engine was built"):
+        job.reject_changed_inputs()
+    assert sha256_of(weights) != recorded, "the cached digest of the weights before is not used"
+
+
+@pytest.mark.parametrize("left", [0, 4096])
+def test_weights_that_are_cut_after_they_were_checked(tmp_path: Path, left: int) -> None:
+    """Before the fix, a build ended with a traceback."""
+    source = write_checkpoint(tmp_path / "checkpoint", "llama")
+    checkpoint = open_checkpoint(str(source))
+    os.truncate(source / "model.safetensors", left)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors (was truncated|is empty)"):
+        open_weights(checkpoint).get("model.norm.weight")
 
 
 @pytest.mark.parametrize("named", ["../../private", "{absolute}", ".", "..", "link"])

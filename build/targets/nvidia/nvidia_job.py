@@ -53,7 +53,7 @@ class NvidiaJob(GeneratorJob):
     def reject_changed_inputs(self) -> None:
         super().reject_changed_inputs()
         for adapter in self.adapters:
-            reject_changed_files(adapter.folder, adapter.states, (CONFIG, WEIGHTS))
+            reject_changed_files(adapter.folder, adapter.states, dict.fromkeys((CONFIG, WEIGHTS)))
 
     @property
     def disk_bytes(self) -> int:
