@@ -190,7 +190,7 @@ class ConversationChatEndpoints:
         if turn is not None:
             output_tokens = body.max_completion_tokens or body.max_tokens or self._service.default_tokens
             room = reserved_output_tokens(model, output_tokens)
-            size = sum(len(str(message.get("content"))) for message in turn.history)
+            size = sum(len(_text(message)) for message in turn.history)
             cut = await self._service.text_threads.run(
                 lambda: truncate_history(turn.history, model, room), size, context.caller.share
             )

@@ -151,8 +151,6 @@ class ResponsesEndpoints:
         own, tools = _own_items(body), offered_tools(body.tools or [])
         turn = await self._turn(body, context)
         chat = await self._as_chat(body, own, turn, tools, model, context)
-        # The body's size does not include earlier messages, but the model reads them.
-        context.work_bytes = max(context.work_bytes, max_rendered_characters(chat.messages))
         builder = ResponseBuilder(new_response(body, model, context.service_tier), tools.origins)
         if turn is not None:
             await turn.check_room(own)
@@ -406,6 +404,8 @@ class ResponsesEndpoints:
         with translated_errors(translate_error_fields):
             chat = validate_body(ChatRequest, to_chat_request(body, items, tools))
             validate_chat(chat, model, self._service.limits)
+        # The body's size does not include earlier messages, but the model reads them.
+        context.work_bytes = max(context.work_bytes, max_rendered_characters(chat.messages))
         if (chat.n or 1) > 1:
             raise UnsupportedError("A response has one answer; leave out n.", param="n")
         report_ignored_fields(context, self._service, body, RESPONSES_IGNORED_FIELDS, extra=chat)

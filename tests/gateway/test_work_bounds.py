@@ -58,12 +58,24 @@ async def test_stop_token_ids_are_few_and_the_model_s(stack, card):
 # -- off the loop ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_short_message_after_a_long_history_is_not_tokenised_on_the_loop(roomy, encodings):
+@pytest.mark.parametrize("path", [RESPONSES, f"{RESPONSES}/input_tokens"])
+async def test_a_short_message_after_a_long_history_is_not_tokenised_on_the_loop(roomy, encodings, path):
     first = await roomy.client.post(RESPONSES, json={"model": "tiny", "input": WORDS * 200})
     encodings.clear()
     body = {"model": "tiny", "input": "And Spain?", "previous_response_id": first.json()["id"]}
-    assert (await roomy.client.post(RESPONSES, json=body)).status_code == 200
+    assert (await roomy.client.post(path, json=body)).status_code == 200
     assert [(size > 6000, thread.split("_")[0]) for size, thread in encodings] == [(True, "llmops-text")]
+
+
+async def test_a_history_of_long_arguments_is_not_cut_on_the_loop(card, tokenizer, tmp_path, encodings):
+    async with running(card, tokenizer, store=f"sqlite:///{tmp_path}/store.db", open=True) as stack:
+        question = {"type": "message", "role": "user", "content": "?"}
+        call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": json.dumps(WORDS * 200)}
+        made = await stack.client.post("/v1/conversations", json={"items": [question, call]})
+        encodings.clear()
+        body = {**BODIES[CHAT], "conversation_id": made.json()["id"], "stream": False}
+        await stack.client.post("/api/chat/completions", json=body)
+    assert {thread.split("_")[0] for size, thread in encodings if size > 500} == {"llmops-text"}
 
 
 @pytest.mark.parametrize("form", ["float", "base64"])
