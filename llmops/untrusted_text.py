@@ -19,11 +19,13 @@ UNSAFE_CHARACTERS = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
-#: Characters without a shape, or whose shape depends on the font (private and unassigned ones),
-#: which make two names look alike. Answers may contain some of them, for instance in emoji.
+#: Characters without a shape, or whose shape depends on the terminal or font (format characters of
+#: scripts, private and unassigned ones), which make two names look alike. Answers may contain some
+#: of them, for instance in emoji.
 _SHAPELESS_CHARACTERS = re.compile(
-    "[\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\ufff0-\ufff8"
-    "\ue000-\uf8ff\ufdd0-\ufdef\ufffc\ufffe\uffff\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    "[\u00ad\u034f\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164"
+    "\ufe00-\ufe0f\uffa0\ufff0-\ufff8\ue000-\uf8ff\ufdd0-\ufdef\ufffc\ufffe\uffff\U000110bd\U000110cd"
+    "\U00013430-\U0001345f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
     "\U0001fffe\U0001ffff\U0002fffe\U0002ffff\U0003fffe-\U0010ffff]"
 )
 _FORMS = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}

@@ -6,7 +6,9 @@ import io
 import json
 import logging
 import math
+import sys
 import time
+import unicodedata
 
 import pytest
 from click.testing import CliRunner
@@ -273,3 +275,10 @@ def test_a_name_has_no_character_without_a_shape(character: str) -> None:
     """Before the fix, `ann` and `an\u00adn` were two users that a reader could not tell apart."""
     assert not is_safe_text(f"an{character}n@acme.example")
     assert strip_unsafe(f"an{character}n") == "ann"
+
+
+def test_a_name_has_no_character_that_a_terminal_may_hide() -> None:
+    """Before the fix, terminals without the fonts of a script showed `an\u0600n` or `an\U00013430n` as `ann`."""
+    hidden = ("Cc", "Cf", "Co", "Cs", "Zl", "Zp")
+    characters = [one for one in map(chr, range(sys.maxunicode + 1)) if unicodedata.category(one) in hidden]
+    assert [ascii(one) for one in characters if is_safe_text(one) or strip_unsafe(one)] == []
