@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from llmops.cli.accounts.account_options import admin_options, limit_options
-from llmops.cli.accounts.admin_client import AdminClient, key_reference
+from llmops.cli.accounts.admin_client import AdminClient, key_reference, or_damaged
 from llmops.cli.accounts.param_types import DURATION, EXPIRY, NAMES, NAMES_OR_ALL, typed_values
 from llmops.cli.options import add_options
 from llmops.cli.output import (
@@ -143,10 +143,10 @@ def revoke(key: str, now: bool, admin: AdminClient, as_json: bool) -> None:
     Gateways refuse it within 30 seconds. Answers that are running come to their end unless --now is
     given.
     """
-    from llmops.control.admin.schemas import DamagedRow, KeyRead, KeyRevoke
+    from llmops.control.admin.schemas import KeyRead, KeyRevoke
 
-    answer = cast("type[KeyRead | DamagedRow]", KeyRead | DamagedRow)
-    revoked = admin.request("POST", ("keys", key_reference(key), "revoke"), answer, body=KeyRevoke(now=now))
+    path = ("keys", key_reference(key), "revoke")
+    revoked = admin.request("POST", path, or_damaged(KeyRead), body=KeyRevoke(now=now))
     named = f"{revoked.id} of {revoked.user}" if isinstance(revoked, KeyRead) else f"{revoked.id}, which is damaged,"
     print_result(revoked, as_json, f"{named} is revoked; its usage stays on the bill.")
 

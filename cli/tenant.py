@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from llmops.cli.accounts.account_options import admin_options, limit_options
-from llmops.cli.accounts.admin_client import AdminClient
+from llmops.cli.accounts.admin_client import AdminClient, or_damaged
 from llmops.cli.accounts.param_types import typed_values
 from llmops.cli.output import (
     format_budget,
@@ -98,10 +98,9 @@ def delete(name: str, admin: AdminClient, as_json: bool) -> None:
 
     Its running answers end within 30 seconds.
     """
-    from llmops.control.admin.schemas import DamagedRow, TenantRead
+    from llmops.control.admin.schemas import TenantRead
 
-    answer = cast("type[TenantRead | DamagedRow]", TenantRead | DamagedRow)
-    deleted = admin.request("DELETE", ("tenants", name), answer)
+    deleted = admin.request("DELETE", ("tenants", name), or_damaged(TenantRead))
     print_result(
         deleted, as_json, f"{name} is deleted and its keys are refused; `llmops tenant restore {name}` undoes it."
     )

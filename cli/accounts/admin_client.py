@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import quote
 
 from llmops.distribution import missing_extra
@@ -23,7 +23,7 @@ from llmops.urls import without_secrets
 if TYPE_CHECKING:
     import httpx
 
-    from llmops.control.admin.schemas import AdminSchema
+    from llmops.control.admin.schemas import AdminSchema, DamagedRow
     from llmops.store.audit import AuditContext
 
 ResponseT = TypeVar("ResponseT")
@@ -178,6 +178,13 @@ class AdminClient:
             f"{without_secrets(self._base_url)} answers, but has no admin API: a gateway has one only in an "
             "`llmops up` with a store (--store); name an `llmops control` or such an `llmops up`."
         )
+
+
+def or_damaged(response_type: type[ResponseT]) -> type[ResponseT | DamagedRow]:
+    """Return the type of a response that names a damaged row instead of its values."""
+    from llmops.control.admin.schemas import DamagedRow
+
+    return cast("type[ResponseT | DamagedRow]", response_type | DamagedRow)
 
 
 def key_reference(text: str) -> str:
