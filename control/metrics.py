@@ -102,7 +102,7 @@ class SpendingCollector(Collector):
         ):
             family = _family(definition)
             for label, value in values.items():
-                family.add_metric([label], value)
+                family.add_metric([str(label)], value)
             yield family
 
 
@@ -144,7 +144,8 @@ def _family(definition: metric_definitions.MetricDefinition) -> GaugeMetricFamil
 def _top_spenders(sums: Sequence[UsageSum], group: str) -> list[tuple[str, UsageSum]]:
     """Return the MAX_SERIES sums with the highest cost by name, and all others as one sum."""
     ordered = sorted(sums, key=lambda usage: (-usage.cost_micros, -usage.input_tokens, str(usage.group[group])))
-    named = [(usage.group[group] or UNKNOWN_LABEL, usage) for usage in ordered[:MAX_SERIES]]
+    # SQLite stores values of any type
+    named = [(str(usage.group[group] or UNKNOWN_LABEL), usage) for usage in ordered[:MAX_SERIES]]
     others = ordered[MAX_SERIES:]
     if others:
         totals = {name: sum(getattr(usage, name) for usage in others) for name in SUMMED}

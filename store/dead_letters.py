@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from llmops.store.columns import database_time, insert
 from llmops.store.damaged_rows import read_undamaged
 from llmops.store.tables import dead_letters, ledger_reads
+from llmops.store.usage_queries import sum_of
 
 #: Number of rows above which unsigned values are only counted, to bound the disk space of values
 #: that any writer to the topic can send.
@@ -99,7 +100,8 @@ def add_dead_letters(connection: Connection, parked: Iterable[DeadLetter], at: d
 
 async def count_dead_letters(connection: AsyncConnection) -> dict[str, int]:
     """Return the number of dead letters by reason."""
-    counts = select(dead_letters.c.reason, func.sum(dead_letters.c.count)).group_by(dead_letters.c.reason)
+    counted = sum_of(dead_letters.c.count, connection.dialect.name)
+    counts = select(dead_letters.c.reason, counted).group_by(dead_letters.c.reason)
     return {reason: int(count) for reason, count in await connection.execute(counts)}
 
 

@@ -125,12 +125,12 @@ async def prices_by_model(connection: AsyncConnection) -> tuple[dict[str, Sequen
     found: dict[str, Sequence[Price]] = {}
     damaged: list[str] = []
     with suppress(*DAMAGED):
-        for model, known in groupby(await connection.run_sync(list_prices_async, None), attrgetter("model")):
+        for model, known in groupby(await connection.run_sync(read_prices, None), attrgetter("model")):
             found[model] = list(known)
         return found, damaged
     for model in (await connection.execute(select(prices.c.model).distinct())).scalars().all():
         try:
-            found[model] = await connection.run_sync(list_prices_async, model)
+            found[model] = await connection.run_sync(read_prices, model)
         except DAMAGED:
             damaged.append(model)
     return found, damaged
@@ -144,7 +144,7 @@ async def list_prices(connection: AsyncConnection, model: str | None = None) -> 
     return await read_undamaged(connection, _select(model), _price, "price of", prices.c.model)
 
 
-def list_prices_async(connection: Connection, model: str | None) -> Sequence[Price]:
+def read_prices(connection: Connection, model: str | None) -> Sequence[Price]:
     """Return the prices as `list_prices` does, but raise one of DAMAGED for a damaged price."""
     return [_price(row) for row in connection.execute(_select(model)).mappings()]
 

@@ -10,10 +10,10 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
-from sqlalchemy import Row, RowMapping, delete, select, update
+from sqlalchemy import RowMapping, delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -132,6 +132,14 @@ class Rollout:
         return {self.stable: 100.0 - self.percent - twin, self.twin: twin, self.candidate: self.percent}
 
 
+class OutcomeBatch(NamedTuple):
+    """The outcomes of requests that a gateway wrote at once."""
+
+    id: str
+    written_at: datetime
+    outcomes: Sequence[Mapping[str, Any]]
+
+
 async def list_versions(connection: AsyncConnection, model: str | None = None) -> Sequence[ModelVersion]:
     """Return the versions of one or all models, the oldest first.
 
@@ -206,18 +214,28 @@ async def open_rollouts(connection: AsyncConnection) -> Sequence[Rollout]:
 
 
 def _rollout(row: RowMapping) -> Rollout:
+    is_object = isinstance(row["settings"], dict) and isinstance(row["verdict"], dict | None)
+    if not is_object or not 0 <= row["percent"] <= 100:
+        raise TypeError("settings, verdict or percent")
     return Rollout(**row)
 
 
 async def require_open_rollout(connection: AsyncConnection, model: str) -> Rollout:
-    """Return the open roll-out of a model. Raises UnknownResourceError if the model has none."""
-    statement = select(rollouts).where(rollouts.c.open_model == model)
-    row = (await connection.execute(statement)).mappings().first()
-    if row is None:
-        raise UnknownResourceError(
-            f"The model {model} has no roll-out in progress; `llmops rollout history {model}` lists the earlier ones."
-        )
-    return Rollout(**row)
+    """Return the open roll-out of a model.
+
+    Raises:
+        UnknownResourceError: The model has no open roll-out.
+        InputError: A value of the roll-out's row is damaged.
+    """
+    is_open = rollouts.c.open_model == model
+    found = await read_undamaged(connection, select(rollouts).where(is_open), _rollout, "roll-out", rollouts.c.id)
+    if found:
+        return found[0]
+    if await connection.scalar(select(func.count()).where(is_open)):
+        raise InputError(f"The roll-out of {model} has a damaged value; correct its row in the store.")
+    raise UnknownResourceError(
+        f"The model {model} has no roll-out in progress; `llmops rollout history {model}` lists the earlier ones."
+    )
 
 
 async def create_rollout(
@@ -332,10 +350,10 @@ async def add_outcomes(connection: AsyncConnection, model: str, outcomes: Sequen
 
 async def read_outcomes(
     connection: AsyncConnection, model: str, since: datetime, until: datetime | None = None
-) -> Sequence[Row[str, datetime, Any]]:
+) -> Sequence[OutcomeBatch]:
     """Return up to OUTCOME_BATCHES batches of outcomes, the oldest first.
 
-    Each batch has an `id`, a `written_at`, and the `outcomes` that a gateway wrote at once.
+    A batch with a damaged value is left out and logged.
 
     Args:
         connection: A connection to the store.
@@ -348,11 +366,16 @@ async def read_outcomes(
         select(columns.id, columns.written_at, columns.outcomes)
         .where(columns.model == model, columns.written_at >= since)
         .order_by(columns.written_at, columns.id)
-        .limit(OUTCOME_BATCHES)
     )
     if until is not None:
         statement = statement.where(columns.written_at < until)
-    return (await connection.execute(statement)).all()
+    return await read_undamaged(connection, statement, _batch, "batch of outcomes", columns.id, OUTCOME_BATCHES)
+
+
+def _batch(row: RowMapping) -> OutcomeBatch:
+    if not isinstance(row["outcomes"], list) or not all(isinstance(one, dict) for one in row["outcomes"]):
+        raise TypeError("outcomes")
+    return OutcomeBatch(**row)
 
 
 async def _record(connection: AsyncConnection, rollout: Rollout, by: AuditContext, verb: str) -> None:

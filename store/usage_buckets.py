@@ -15,7 +15,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from llmops.store.tables import SUMMED, tenant_totals, usage_records, usage_totals, users
-from llmops.store.usage_queries import MANY_ROWS, UsageSum, user_belongs_to_tenant
+from llmops.store.usage_queries import MANY_ROWS, UsageSum, sum_of, user_belongs_to_tenant
 
 DAY = 86_400
 
@@ -71,11 +71,12 @@ async def bucket_sums(
         only: Ids of the users or keys, or names of the models, to include, by the name of the
             group.
     """
+    dialect = connection.dialect.name
     columns = {*by, *(name for name, values in only.items() if values)}
     if width == DAY:
-        statement = _sum_days(tenant_id, begins, ends, by, only, columns <= {"model"}, connection.dialect.name)
+        statement = _sum_days(tenant_id, begins, ends, by, only, columns <= {"model"}, dialect)
     else:
-        statement = _sum_records(tenant_id, begins, ends, width, by, only)
+        statement = _sum_records(tenant_id, begins, ends, width, by, only, dialect)
     rows = (await connection.execute(statement)).mappings().all()
 
     def sums() -> list[BucketSum]:
@@ -101,7 +102,7 @@ def _sum_days(
 ) -> Select:
     table: Table = tenant_totals if coarse else usage_totals
     first, last = _to_datetime(begins).date(), _to_datetime(ends - 1).date()
-    sums = [func.sum(table.c[name]).label(name) for name in SUMMED]
+    sums = [sum_of(table.c[name], dialect).label(name) for name in SUMMED]
     statement = _grouped(table, table.c.day, sums, by, only).where(table.c.day >= first, table.c.day <= last)
     if coarse:
         return statement.where(tenant_totals.c.tenant_id == tenant_id)
@@ -110,10 +111,19 @@ def _sum_days(
 
 
 def _sum_records(
-    tenant_id: str, begins: int, ends: int, width: int, by: Sequence[str], only: Mapping[str, Sequence[str]]
+    tenant_id: str,
+    begins: int,
+    ends: int,
+    width: int,
+    by: Sequence[str],
+    only: Mapping[str, Sequence[str]],
+    dialect: str,
 ) -> Select:
     at = usage_records.c.created_at
-    sums = [func.count().label("requests"), *(func.sum(usage_records.c[name]).label(name) for name in SUMMED[1:])]
+    sums = [
+        func.count().label("requests"),
+        *(sum_of(usage_records.c[name], dialect).label(name) for name in SUMMED[1:]),
+    ]
     statement = _grouped(usage_records, _Seconds(at) // width, sums, by, only)
     statement = statement.where(at >= _to_datetime(begins), at < _to_datetime(ends))
     return statement.join(users, users.c.id == usage_records.c.user_id).where(users.c.tenant_id == tenant_id)

@@ -7,11 +7,11 @@ from datetime import UTC, date, datetime
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, FromClause, RowMapping, Select, Table, any_, bindparam, func, select
+from sqlalchemy import ColumnElement, FromClause, RowMapping, Select, Table, any_, bindparam, case, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.store.tables import SUMMED, dead_letters, gateways, tenant_totals, usage_records, usage_totals, users
-from llmops.store.usage_writes import MAX_SEQUENCE_LEAD
+from llmops.store.usage_writes import MAX_SEQUENCE_LEAD, MAX_SUM
 
 GROUPS = ("day", "tenant", "user", "model", "key")
 _COARSE = frozenset({"day", "tenant", "model"})
@@ -83,6 +83,17 @@ async def sum_usage(
         return [UsageSum(group=_group(row, by), **{name: int(row[name]) for name in SUMMED}) for row in rows]
 
     return sums() if len(rows) < MANY_ROWS else await asyncio.to_thread(sums)
+
+
+def sum_of(column: ColumnElement[int], dialect: str) -> ColumnElement[int]:
+    """Return the SQL expression for the sum of a column that is never negative.
+
+    SQLite stores values of any type, and fails on sums above 2**63. Damaged values therefore count
+    as 0 there.
+    """
+    if dialect == "sqlite":
+        column = case((column.between(0, MAX_SUM), column), else_=0)
+    return func.sum(column)
 
 
 async def spent_micros(
@@ -162,7 +173,7 @@ def _sum_statement(by: tuple[str, ...], filters: frozenset[str], dialect: str) -
     """
     totals, source, known = _source(filters, by)
     columns = [known[name].label(name) for name in by]
-    sums = [func.coalesce(func.sum(totals.c[name]), 0).label(name) for name in SUMMED]
+    sums = [func.coalesce(sum_of(totals.c[name], dialect), 0).label(name) for name in SUMMED]
     statement = select(*columns, *sums).select_from(source).where(*_conditions(filters, totals, known["tenant"]))
     if totals is usage_totals and "tenant_id" in filters:
         statement = statement.where(*user_belongs_to_tenant(totals.c.user_id, bindparam("tenant_id"), dialect))

@@ -10,12 +10,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 import httpx
-from sqlalchemy import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.background import LogOnce, cancel_tasks, every
@@ -27,10 +27,11 @@ from llmops.control.rollouts.schemas import RolloutSettings
 from llmops.control.rollouts.state_machine import RolloutEvent, RolloutState, transition
 from llmops.control.rollouts.version_replicas import VersionReplicas
 from llmops.errors import InputError, LlmopsError, ResourceError
+from llmops.input_files import MALFORMED
 from llmops.store import rollouts
 from llmops.store.audit import AuditContext
 from llmops.store.factory import LazyStore
-from llmops.store.rollouts import ModelVersion, Rollout
+from llmops.store.rollouts import ModelVersion, OutcomeBatch, Rollout
 from llmops.untrusted_text import escape_unsafe
 from llmops.urls import failure_reason, refuse_metadata_address
 
@@ -106,13 +107,15 @@ class _Canary:
     revision: int
     seen: dict[str, datetime] = field(default_factory=dict)
 
-    def observe(self, batches: Sequence[Row[str, datetime, Any]], now: datetime) -> None:
+    def observe(self, batches: Sequence[OutcomeBatch], now: datetime) -> None:
         for batch in batches:
             if batch.id not in self.seen:
                 self.seen[batch.id] = batch.written_at
                 for values in batch.outcomes:
                     known = {name: value for name, value in values.items() if name in _OUTCOME_FIELDS}
-                    self.judge.observe(RequestOutcome(**known))
+                    # a damaged outcome does not count
+                    with suppress(*MALFORMED):
+                        self.judge.observe(RequestOutcome(**known))
         if self.seen:
             # at most the current time, so that a gateway with a fast clock does not move `since`
             # past the batches of other gateways

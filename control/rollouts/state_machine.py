@@ -23,6 +23,7 @@ from enum import StrEnum
 
 from llmops.control.rollouts.schemas import RolloutSettings
 from llmops.errors import InputError
+from llmops.store.damaged_rows import name_damaged
 from llmops.store.rollouts import Rollout
 
 #: Percentages of requests that the candidate gets in the steps after the first step.
@@ -83,7 +84,8 @@ def transition(rollout: Rollout, event: RolloutEvent, now: datetime, reason: str
 
 def _next(rollout: Rollout, event: RolloutEvent) -> tuple[RolloutState, float]:
     """Return the next state, and the candidate's percentage of requests in that state."""
-    state, settings, percent = RolloutState(rollout.state), RolloutSettings.of(rollout), rollout.percent
+    with name_damaged("roll-out of", rollout.model):
+        state, settings, percent = RolloutState(rollout.state), RolloutSettings.of(rollout), rollout.percent
     match event:
         case RolloutEvent.READY if state is RolloutState.STARTING:
             return _step_after(settings, 0.0)

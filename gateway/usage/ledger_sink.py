@@ -20,7 +20,7 @@ from llmops.store import usage_writes
 from llmops.store.columns import DAMAGED, canonical_uuid, store_time
 from llmops.store.dead_letters import DeadLetter, add_dead_letters
 from llmops.store.factory import LazyStore, within
-from llmops.store.prices import Price, list_prices_async, price_in_force
+from llmops.store.prices import Price, price_in_force, read_prices
 from llmops.store.store_url import StoreUrl
 from llmops.store.tables import tenant_totals, usage_records
 from llmops.store.usage_queries import high_water_mark, known_events
@@ -141,7 +141,7 @@ def _prices_of(connection: Connection, model: str) -> Sequence[Price] | None:
     A damaged price affects only its own model; other models are billed.
     """
     try:
-        return list_prices_async(connection, _text("model", model) or "")
+        return read_prices(connection, _text("model", model) or "")
     except DAMAGED:
         return None
 

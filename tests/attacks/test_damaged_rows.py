@@ -15,7 +15,9 @@ from starlette.requests import Request
 
 from llmops.background import LogOnce
 from llmops.cli.main import cli
+from llmops.clocks import utc_now
 from llmops.control.metrics import ControlMetrics, SpendingCollector
+from llmops.control.rollouts.runner import RolloutRunner
 from llmops.control.store_access import SharedStore
 from llmops.errors import InputError
 from llmops.gateway.app import create_app
@@ -34,9 +36,10 @@ from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.tenants import create_tenant
 from llmops.store.audit import AuditContext, record_action
 from llmops.store.dead_letters import DeadLetter, add_dead_letters
-from llmops.store.factory import open_store
+from llmops.store.factory import LazyStore, open_store
 from llmops.store.prices import Price, set_price
-from llmops.store.rollouts import ModelVersion, create_rollout, list_pins, open_rollouts, pin_key
+from llmops.store.rollouts import ModelVersion, add_outcomes, create_rollout, list_pins, open_rollouts, pin_key
+from llmops.store.tables import SUMMED
 from llmops.store.usage_queries import high_water_mark
 from tests.attacks.test_usage_topic import NOON, bill, counts, event
 from tests.store.control_client import BY, bearer, control, make_key
@@ -446,3 +449,91 @@ async def test_a_text_that_utf_8_cannot_encode_ends_no_audit_log(url) -> None:
     async with control(url) as client:
         read = await client.get("/api/admin/audit?action=safety", headers=bearer(secret))
     assert read.json()[0]["detail"] == {"category": "a?b", "count": 2}
+
+
+@pytest.mark.parametrize("value", ["1e400", "9223372036854775807", "-1e400", "'x'"])
+@pytest.mark.parametrize(("table", "this"), [("tenant_totals", "tenant_id = 'bad'"), ("usage_totals", "model = 'bad'")])
+async def test_a_damaged_sum_is_left_out_of_reports_and_metrics(tmp_path, url, value, table, this):
+    """Before the fix, reports of all tenants were a 500, and metrics kept their last values."""
+    keys = {tenant: await make_key(url, tenant) for tenant in ("bad", "good")}
+    sink = LedgerSink(url)
+    for tenant, (_, key, user) in keys.items():
+        made = partial(event, tenant_id=tenant, user_id=user, key_id=key, model=tenant, at=utc_now(), gateway_id=tenant)
+        await sink.write([made(seq) for seq in range(3)])
+    await sink.close()
+    for name in SUMMED:
+        execute(tmp_path, f"UPDATE {table} SET {name} = {value} WHERE {this}")
+    async with control(url, key=keys["good"][0]) as client:
+        coarse = table == "tenant_totals"
+        for by in ("tenant", "day") if coarse else ("user", "key"):
+            answer = await client.get(f"/api/admin/usage?by={by}")
+            assert answer.status_code == 200, answer.text
+            lines = {line[by]: line["requests"] for line in answer.json()["lines"]}
+            assert sorted(lines.values()) == ([3] if by == "day" else [0, 3])
+            assert answer.json()["requests"] == (3 if coarse else 6)
+        shown = (await client.get("/metrics")).text
+        assert 'llmops_spent_tokens{kind="output",tenant="good"}' in shown
+
+
+@pytest.mark.parametrize(
+    "change", ["tenant_totals SET tenant_id = x'ff'", "tenant_totals SET model = x'ff'",
+               "dead_letters SET reason = x'ff'", "dead_letters SET count = 9223372036854775807",
+               "dead_letters SET count = 1e400"]
+)  # fmt: skip
+async def test_a_damaged_label_or_count_leaves_controls_metrics(tmp_path, url, change):
+    """Before the fix, control's metrics, with the count of parked events, were a 500."""
+    secret, key, user = await make_key(url, "good")
+    sink = LedgerSink(url)
+    await sink.write([event(0, tenant_id="good", user_id=user, key_id=key, at=utc_now())])
+    await sink.close()
+    async with await open_store(url) as store:
+        parked = [DeadLetter("bad", "t", b"v"), DeadLetter("bad", "t", b"w")]
+        await store.transact(partial(add_dead_letters, parked=parked, at=NOON))
+    execute(tmp_path, f"UPDATE {change}")
+    async with control(url, key=secret) as client:
+        answer = await client.get("/metrics")
+        assert answer.status_code == 200, answer.text
+        assert "llmops_usage_dead_letters{" in answer.text
+
+
+@pytest.mark.parametrize(
+    "change", ["settings = '[5]'", "settings = '{\"percent\": \"x\"}'", "state = 'x'", "percent = 'x'", "percent = -1",
+               "verdict = '5'", "changed_at = 'soon'", "revision = 'x'"]
+)  # fmt: skip
+async def test_a_change_of_a_damaged_roll_out_is_refused_with_a_reason(tmp_path, url, change):
+    """Before the fix, the change and the list of all roll-outs were a 500."""
+    secret, _, _ = await make_key(url)
+    async with await open_store(url) as store, store.write() as connection:
+        for model in ("bad", "good"):
+            await create_rollout(connection, ModelVersion(model, "v2"), "shifting", {}, BY)
+    execute(tmp_path, f"UPDATE rollouts SET {change} WHERE model = 'bad'")
+    async with control(url, key=secret) as client:
+        for action in ("pause", "rollback"):
+            answer = await client.post("/api/admin/rollouts/actions", json={"model": "bad", "action": action})
+            assert (answer.status_code, "has a damaged value" in answer.text) == (400, True), answer.text
+        assert "good" in [one["model"] for one in (await client.get("/api/admin/rollouts")).json()]
+        changed = await client.post("/api/admin/rollouts/actions", json={"model": "good", "action": "pause"})
+        assert changed.status_code == 200, changed.text
+
+
+@pytest.mark.parametrize(
+    "change", ["outcomes = '{'", "outcomes = '5'", "outcomes = '[5]'", "outcomes = '[{}]'", "written_at = '2099'",
+               "outcomes = '[{\"version\": \"v2\", \"ok\": true, \"ttft_s\": \"x\"}]'"]
+)  # fmt: skip
+async def test_a_damaged_batch_of_outcomes_is_not_judged_and_the_others_are(tmp_path, url, change):
+    """Before the fix, the roll-out was judged no further."""
+    async with await open_store(url, pool_size=1) as store:
+        async with store.write() as connection:
+            await create_rollout(connection, ModelVersion("m", "v2"), "shifting", {}, BY)
+            for at in range(3):
+                outcome = {"version": "v2", "ok": True}
+                await add_outcomes(connection, "m", [outcome], BY.at + timedelta(seconds=at))
+        execute(tmp_path, f"UPDATE rollout_outcomes SET {change} WHERE written_at LIKE '%:01.%'")
+        runner = RolloutRunner(url, None)  # type: ignore[arg-type]
+        runner._store = LazyStore(url)
+        await runner.look()
+        await runner._store.close()
+        async with store.read() as connection:
+            (rollout,) = await open_rollouts(connection)
+        assert rollout.verdict is not None
+        assert rollout.verdict["rows"][0]["canary"] == (3 if "ttft" in change else 2)
