@@ -20,6 +20,8 @@ _WITHOUT_WEIGHTS = [pattern for pattern in _FILE_PATTERNS if pattern != "*.safet
 _MAX_RECORDS = 1 << 14
 #: Maximum size in bytes of a record, by its folder. A commit has 40 digits.
 _RECORD_BYTES = {"refs": 1 << 10, "trees": MAX_CONFIG_BYTES}
+#: Names in huggingface_hub's constants of the files that it reads before each request.
+_READ_AT_HOME = ("HF_TOKEN_PATH", "HF_STORED_TOKENS_PATH", "AGENT_HARNESSES_PATH")
 _Found = TypeVar("_Found")
 
 
@@ -87,13 +89,16 @@ def _in_cache(ref: str, snapshot: Path) -> Path:
 
 
 def check_cache(repo: str, kind: str = "models") -> None:
-    """Check the records that huggingface_hub reads to their ends: commits and lists of files.
+    """Check the files that huggingface_hub reads to their ends: tokens, commits and lists of files.
 
     Raises:
-        CheckpointError: A record is no file, is too large, or leads to another folder.
+        CheckpointError: One is no file, is too large, or leads to another folder.
     """
     from huggingface_hub import constants
 
+    for path in (Path(getattr(constants, name)) for name in _READ_AT_HOME if hasattr(constants, name)):
+        if path.exists() and not (path.is_file() and path.stat().st_size <= MAX_CONFIG_BYTES):
+            raise CheckpointError(f"{path} is no file or is too large; remove it.")
     folder = Path(constants.HF_HUB_CACHE, f"{kind}--{repo.replace('/', '--')}")
     records = chain.from_iterable(((name, path) for path in (folder / name).rglob("*")) for name in _RECORD_BYTES)
     for number, (name, path) in enumerate(records):

@@ -26,7 +26,7 @@ from llmops.build.checkpoint.chat_template import render_messages
 from llmops.build.checkpoint.file_checks import reject_changed_files, reject_outside_symlinks
 from llmops.build.checkpoint.gguf_header import read_header
 from llmops.build.checkpoint.hashing import sha256_of
-from llmops.build.checkpoint.hub_download import cached_config, fetch_config, fetch_snapshot
+from llmops.build.checkpoint.hub_download import cached_config, check_cache, fetch_config, fetch_snapshot
 from llmops.build.checkpoint.huggingface_folder import open_folder
 from llmops.build.checkpoint.known_models import bundled_file, bundled_path
 from llmops.build.checkpoint.safetensors_header import read_header as read_safetensors
@@ -234,6 +234,27 @@ def test_the_hubs_records_are_files_of_bounded_size(record, kind, folder, tmp_pa
     for read in (fetch_snapshot, fetch_config, cached_config):
         with pytest.raises(CheckpointError, match="by a record that is no file"):
             read("a/b")
+
+
+@pytest.mark.parametrize("name", ["token", "stored_tokens", ".agent_harnesses.json"])
+@pytest.mark.parametrize("kind", ["a pipe", "a device", "a hole"])
+def test_the_hubs_tokens_are_files_of_bounded_size(name, kind, tmp_path, monkeypatch):
+    """Before the fix, a pipe ended no build, and a device and a hole filled its memory."""
+    (tmp_path / "token").write_text("hf_a")
+    path = tmp_path / name
+    for constant, file in (("TOKEN", "token"), ("STORED_TOKENS", "stored_tokens")):
+        monkeypatch.setattr(f"huggingface_hub.constants.HF_{constant}_PATH", str(tmp_path / file))
+    harnesses = str(tmp_path / ".agent_harnesses.json")
+    monkeypatch.setattr("huggingface_hub.constants.AGENT_HARNESSES_PATH", harnesses, raising=False)
+    check_cache("a/b")
+    path.unlink(missing_ok=True)
+    if kind == "a hole":
+        path.touch()
+        os.truncate(path, 3 << 30)
+    else:
+        os.mkfifo(path) if kind == "a pipe" else path.symlink_to("/dev/zero")
+    with pytest.raises(CheckpointError, match=f"{name} is no file or is too large"):
+        fetch_config("a/b")
 
 
 def test_the_hubs_cache_is_read(folder: Path, tmp_path: Path) -> None:
