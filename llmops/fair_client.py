@@ -1,11 +1,16 @@
-"""HTTP clients that do not block the event loop while they parse responses of untrusted servers.
+"""HTTP clients that untrusted servers cannot slow down, and cancelled requests cannot use up.
 
 httpx parses all bytes of a read before other tasks run. In a read of 64 KiB, a server can send
 2,600 informational responses or 11,000 chunks of one byte, which take 0.1 s to parse, and the
 server can repeat this without end.
+
+httpcore loses a connection if `Task.cancel()` comes just before the request is sent, or while the
+response is closed (https://github.com/encode/httpcore/issues/1093). Lost connections stay open and
+count against the limit of connections, until no request finds a connection any longer.
 """
 
 import asyncio
+from collections.abc import Coroutine
 from time import perf_counter
 from typing import Any
 
@@ -30,8 +35,37 @@ def fair_client(**options: Any) -> httpx.AsyncClient:
     # in the environment.
     for transport in (client._transport, *client._mounts.values()):
         if isinstance(transport, httpx.AsyncHTTPTransport):
-            transport._pool._network_backend = _FairBackend()
+            pool = transport._pool
+            pool._network_backend = _FairBackend()
+            pool.__class__ = type("_FairPool", (_FairPool, type(pool)), {})
     return client
+
+
+class _FairPool(httpcore.AsyncConnectionPool):
+    """A pool that keeps no connection of a cancelled request."""
+
+    def _assign_requests_to_connections(self) -> list[httpcore.AsyncConnectionInterface]:
+        used = {request.connection for request in self._requests}
+        lost = [one for one in self._connections if one not in used and not (one.is_idle() or one.is_closed())]
+        for connection in lost:
+            self._connections.remove(connection)
+        return [*lost, *super()._assign_requests_to_connections()]
+
+    async def _close_connections(self, closing: list[httpcore.AsyncConnectionInterface]) -> None:
+        if closing:
+            await _finish(super()._close_connections(closing))
+
+    async def handle_async_request(self, request: httpcore.Request) -> httpcore.Response:
+        response = await super().handle_async_request(request)
+        stream: Any = response.stream
+        close = stream.aclose
+        stream.aclose = lambda: _finish(close())
+        return response
+
+
+async def _finish(work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` to its end, even if the caller is cancelled meanwhile."""
+    await asyncio.shield(asyncio.get_running_loop().create_task(work))
 
 
 class _FairBackend(httpcore.AsyncNetworkBackend):

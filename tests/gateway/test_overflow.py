@@ -6,9 +6,11 @@ import json
 import logging
 import re
 
+import httpx
 import pytest
 
 from llmops.errors import InputError
+from llmops.fair_client import fair_client
 from llmops.gateway.interfaces import Usage
 from llmops.gateway.routing.providers import Providers, ProviderStream
 from llmops.gateway.safety.stream_guard import SEARCH_STEP
@@ -275,6 +277,28 @@ async def test_a_client_that_leaves_ends_the_provider_s_answer(card, tokenizer, 
             await anext(answer.aiter_lines())
             assert provider.triton.active == 1
         await provider.idle()
+
+
+async def test_a_request_that_is_cancelled_at_any_moment_leaves_its_connection_to_others():
+    """Before, 64 clients that left in these moments took all connections to a provider, until a restart."""
+
+    async def serve(reader, writer) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nHi")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    limits = httpx.Limits(max_connections=1, keepalive_expiry=4)
+    async with server, fair_client(limits=limits, timeout=httpx.Timeout(5, pool=0.5)) as client:
+        for moments in range(60):
+            left = asyncio.create_task(client.get(url))
+            for _ in range(moments):
+                await asyncio.sleep(0)
+            left.cancel()
+            await asyncio.wait([left])
+            assert (await client.get(url)).text == "Hi", moments
 
 
 @pytest.mark.parametrize("mode", ["hold", "cut"])
