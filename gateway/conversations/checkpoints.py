@@ -283,17 +283,17 @@ def _owner(answer_id: str) -> str:
 
 
 def _fair_order(changed: Iterable[AnswerCheckpoint]) -> list[AnswerCheckpoint]:
-    """Sort answers by the size of the records of their tenant up to them.
+    """Sort answers by the size of the records of their owner up to them.
 
-    Tokens come before all records, and the records of a tenant that sends few before those of a
-    tenant that sends many.
+    Tokens come before all records, and the records of an owner who sends few before those of an
+    owner who sends many.
     """
     used: Counter[str] = Counter()
 
     def position(one: AnswerCheckpoint) -> int:
-        tenant = _owner(one.id).partition("/")[0]
-        used[tenant] += one.unsent_record_bytes
-        return used[tenant] if one.unsent_record_bytes else 0
+        owner = _owner(one.id)
+        used[owner] += one.unsent_record_bytes
+        return used[owner] if one.unsent_record_bytes else 0
 
     return sorted(changed, key=position)
 

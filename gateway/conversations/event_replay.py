@@ -15,6 +15,8 @@ from llmops.gateway.conversations.response_builder import Event, replay_events
 
 # Number of bytes after which a piece of a replay is sent.
 FLUSH_BYTES = 32 * 1024
+#: The encoder of events, which `json.dumps` would create for each of them.
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
 RESPONSE_GONE = (
     "This response ends because a client deleted it, or because its row in the store is lost, as after a restored "
     "backup; create the response again."
@@ -50,5 +52,4 @@ async def encode_in_pieces(events: Iterable[Event]) -> AsyncIterator[bytes]:
 
 
 def _encode_event(event: Event) -> bytes:
-    data = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
-    return f"event: {event['type']}\ndata: {data}\n\n".encode("utf-8", "replace")
+    return f"event: {event['type']}\ndata: {_encode(event)}\n\n".encode("utf-8", "replace")
