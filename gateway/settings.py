@@ -412,8 +412,10 @@ class ConversationSettings(_Section):
 
     Attributes:
         entries: The maximum number of conversations of each owner, 0 to store none.
-        bytes: The maximum size of each owner's conversations, in bytes.
-        conversation_bytes: The maximum size of a conversation with its system prompt, in bytes.
+        bytes: The maximum size of each owner's conversations, in characters. A message counts 256
+            more than it has.
+        conversation_bytes: The maximum size of a conversation with its system prompt and metadata,
+            in characters.
         conversation_messages: The maximum number of messages in a conversation with all its
             branches.
         days: The number of days without a write after which a conversation is deleted, None for

@@ -37,6 +37,9 @@ MAX_MODEL_LENGTH = 50
 #: Maximum number of conversations that one statement of a purge deletes, because other writers wait
 #: for the statement.
 PURGE_BATCH_SIZE = 50
+#: Number of characters that a message counts besides its texts, because also an empty message takes
+#: a row and its index entries.
+MESSAGE_SIZE = 256
 #: Maximum number of characters that one statement of a purge deletes, because other writers wait
 #: for the statement. Deleting 390 MB took SQLite two seconds.
 PURGE_SIZE = 16_000_000
@@ -52,7 +55,8 @@ LIKE_LENGTH = 8
 class Conversation:
     """A conversation without its messages.
 
-    `metadata` is JSON. `size` is the number of characters of the messages and the system prompt.
+    `metadata` is JSON. `size` is the number of characters of the messages, as they count against
+    limits, and of the system prompt and the metadata.
     """
 
     id: str
@@ -103,7 +107,7 @@ class NewMessage:
     @property
     def size(self) -> int:
         """Return the number of characters by which the message counts against limits."""
-        return len(self.content) + len(self.items or "")
+        return MESSAGE_SIZE + len(self.content) + len(self.items or "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,7 +323,7 @@ async def update_message(
         return False
     values = {**vars(message), "model": _cut(message.model), "written_at": database_time(connection, now)}
     await connection.execute(update(messages).where(messages.c.id == message.id).values(**values))
-    grown = message.size - len(before.content) - len(before.items or "")
+    grown = len(message.content) + len(message.items or "") - len(before.content) - len(before.items or "")
     size = conversations.c.size + grown
     await update_conversation(connection, conversation_id, size=size, updated_at=database_time(connection, now))
     return True

@@ -100,7 +100,7 @@ class ConversationStore:
                 "`messages`.",
                 code="conversations_not_stored",
             )
-        now = self._now()
+        now, shown = self._now(), json.dumps(metadata or {})
         made = Conversation(
             id=str(uuid4()),
             user_id=owner_id(caller),
@@ -108,8 +108,8 @@ class ConversationStore:
             title=title or make_title(messages),
             model=model,
             system_prompt=system_prompt,
-            metadata=json.dumps(metadata or {}),
-            size=len(system_prompt or ""),
+            metadata=shown,
+            size=len(system_prompt or "") + len(shown),
             created_at=now,
             updated_at=now,
         )
@@ -236,14 +236,17 @@ class ConversationStore:
 
         Raises:
             NotFoundError: The caller has no such conversation.
-            RateLimitError: The owner has no room for a longer system prompt.
+            RateLimitError: The owner has no room for a longer system prompt or more metadata.
         """
         key, user = row_id(conversation_id), owner_id(caller)
 
         async def work(connection: AsyncConnection) -> Conversation:
             before = _require_found(await table.lock_conversation(connection, user, key), conversation_id)
-            if "system_prompt" in values:
-                grown = len(values["system_prompt"] or "") - len(before.system_prompt or "")
+            if grown := sum(
+                len(values[name] or "") - len(getattr(before, name) or "")
+                for name in ("system_prompt", "metadata")
+                if name in values
+            ):
                 values["size"] = before.size + grown
                 if grown > 0:
                     self._check_size(values["size"])

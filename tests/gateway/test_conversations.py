@@ -207,7 +207,7 @@ async def test_an_answer_without_a_reader_is_stopped_and_kept_as_partial(chats, 
 
 async def test_what_would_pass_the_limit_of_an_owner_is_refused_before_an_answer(card, tokenizer, tmp_path):
     """Before the fix, only new conversations were refused, and those that were there grew by any request."""
-    settings = {"store": f"sqlite:///{tmp_path}/store.db", "conversations": {"bytes": 20}, "open": True}
+    settings = {"store": f"sqlite:///{tmp_path}/store.db", "conversations": {"bytes": 530}, "open": True}
     async with running(card, tokenizer, **settings) as stack:
         chats = Chats(stack)
         talk, empty = await chats.new(), await chats.new()

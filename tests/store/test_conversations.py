@@ -16,7 +16,7 @@ from llmops.control.retention import prune_expired
 from llmops.gateway.api.conversations import _lines
 from llmops.gateway.conversations.conversation_store import COPIES, ConversationStore, public_id
 from llmops.gateway.conversations.purge import PurgeTask
-from llmops.gateway.errors import NotFoundError, RateLimitError
+from llmops.gateway.errors import InvalidRequestError, NotFoundError, RateLimitError
 from llmops.gateway.interfaces import Caller
 from llmops.gateway.settings import ConversationSettings
 from llmops.store import conversations as table
@@ -231,7 +231,7 @@ async def test_who_has_deleted_all_conversations_learns_why_there_is_no_room_and
     """Before the fix, owners without a conversation were told to delete some, for 30 days."""
     chats = ConversationStore(url, ConversationSettings(entries=1), clock)
     await chats.delete(ANN, public_id(await chats.create(ANN, PAIR)))
-    count = r"You would have 2 conversations with 11 characters, deleted ones included, .* at most 1 with"
+    count = r"You would have 2 conversations with 526 characters, deleted ones included, .* at most 1 with"
     way = r"deleted is purged after 30 days. To delete .* for good now, send DELETE /api/conversations\.$"
     with pytest.raises(RateLimitError, match=f"{count}.*{way}"):
         await chats.create(ANN)
@@ -242,7 +242,7 @@ async def test_who_has_deleted_all_conversations_learns_why_there_is_no_room_and
 
 async def test_conversations_that_grow_stay_within_the_limit_of_their_owner(url, clock, store):
     """Before the fix, conversations that were made empty held up to `conversation_bytes` each."""
-    settings = ConversationSettings(bytes=1000, entries=20)
+    settings = ConversationSettings(bytes=4112, entries=20)
     chats, other = (ConversationStore(url, settings, clock) for _ in range(2))
     talks = [public_id(await chats.create(ANN)) for _ in range(20)]
     text = [NewMessage(item_id="msg_1", role="user", content="x" * 90)]
@@ -250,8 +250,8 @@ async def test_conversations_that_grow_stay_within_the_limit_of_their_owner(url,
     assert [getattr(one, "code", None) for one in done] == [None] * 11 + ["conversations_full"] * 9
     with pytest.raises(RateLimitError):
         await other.append(ANN, talks[0], text)
-    with pytest.raises(RateLimitError, match="20 conversations with 1,001 characters"):
-        await chats.change(ANN, talks[0], system_prompt="x" * 11)
+    with pytest.raises(RateLimitError, match="20 conversations with 4,113 characters"):
+        await chats.change(ANN, talks[0], system_prompt="x" * 267)
     (row,) = await chats.append(ANN, talks[0], [replace(text[0], content="")])
     assert await chats.save(ANN, talks[0], replace(row, content="x" * 1000))  # an answer that was generated
     for new in [replace(text[0], content="")], text:
@@ -263,6 +263,27 @@ async def test_conversations_that_grow_stay_within_the_limit_of_their_owner(url,
     await chats.purge(ANN)
     await chats.append(ANN, public_id(await chats.create(ANN)), text)
     await asyncio.gather(chats.close(), other.close())
+
+
+async def test_metadata_and_empty_messages_count_against_the_limits_of_an_owner(url, clock):
+    """Before the fix, 20,000 conversations held 190 MB of metadata, and 80 million empty messages."""
+    chats = ConversationStore(url, ConversationSettings(bytes=1000, conversation_bytes=700), clock)
+    full = {"metadata": {"note": "x" * 490}}
+    talk, empty = public_id(await chats.create(ANN, **full)), public_id(await chats.create(ANN))
+    with pytest.raises(RateLimitError):
+        await chats.create(ANN, **full)
+    with pytest.raises(RateLimitError):
+        await chats.change(ANN, empty, metadata=json.dumps(full))
+    message = NewMessage(item_id="msg_1", role="user", content="")
+    with pytest.raises(RateLimitError):
+        await chats.append(ANN, empty, 2 * [message])
+    with pytest.raises(InvalidRequestError):
+        await chats.append(ANN, talk, [message])
+    await chats.change(ANN, talk, metadata="{}")
+    await chats.append(ANN, empty, 2 * [message])
+    await chats.remove(ANN, empty, "msg_1")
+    await chats.append(ANN, talk, 2 * [message])
+    await chats.close()
 
 
 async def test_the_conversations_of_an_owner_are_counted_once_for_many_writes(chats, monkeypatch):
