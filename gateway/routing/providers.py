@@ -449,7 +449,7 @@ class _NoEngine(Engine):
 class _EstimatingTokenizer:
     """A tokenizer that only estimates the number of tokens, for shortening a long history."""
 
-    def encode(self, text: str, **_options: Any) -> Sequence[int]:
+    def encode_beginning(self, text: str, _tokens: int, **_options: Any) -> Sequence[int]:
         return range(estimate_tokens(text))
 
 

@@ -279,6 +279,18 @@ async def test_a_client_that_leaves_ends_the_provider_s_answer(card, tokenizer, 
         await provider.idle()
 
 
+async def test_a_long_conversation_is_cut_to_the_context_of_a_provider(card, tokenizer, scripted, tmp_path):
+    scripted.says(delta("stop", content="Hi"), "[DONE]")
+    settings = {**settings_for(scripted.url, context=2000), "store": f"sqlite:///{tmp_path}/store.db", "open": True}
+    async with overflowing(card, tokenizer, **settings) as own:
+        items = [{"type": "message", "role": "user", "content": text * 4000} for text in ("a", "b")]
+        made = await own.client.post("/v1/conversations", json={"items": items})
+        body = {**BODIES[CHAT], "model": "best", "conversation_id": made.json()["id"], "messages": MESSAGES}
+        answer = await own.client.post("/api/chat/completions", json=body)
+    assert (answer.status_code, answer.headers["x-llmops-dropped-messages"]) == (200, "1")
+    assert [len(one["content"]) for one in scripted.seen[0][1]["messages"]] == [4000, 5]
+
+
 async def test_a_request_that_is_cancelled_at_any_moment_leaves_its_connection_to_others():
     """Before, 64 clients that left in these moments took all connections to a provider, until a restart."""
 
