@@ -1213,6 +1213,13 @@ def _names_in(kind: Any, section: Sequence[str | int]) -> list[str]:
     The result is empty for a dict of sections, which can have any names.
     """
     for part in section:
+        if get_origin(kind) is Annotated:
+            kind = get_args(kind)[0]
+            # Of a union of sections with a `kind`, pydantic adds the kind to the path.
+            kinds = [one for one in get_args(kind) if "kind" in getattr(one, "model_fields", ())]
+            if kinds:
+                kind = next(one for one in kinds if part in get_args(one.model_fields["kind"].annotation))
+                continue
         if not hasattr(kind, "model_fields") and not get_args(kind):
             return []
         kind = kind.model_fields[part].annotation if hasattr(kind, "model_fields") else get_args(kind)[-1]

@@ -83,6 +83,8 @@ ISSUER = "issuer: https://login.example"
         ("quotas: {each: {rpm: 0}}", r"`quotas\.each\.rpm`.*greater than 0"),
         ("quotas: {all: {concurrent: 10000000000}}", r"`quotas\.all\.concurrent`.*at most 1000000000"),
         ("quotas: {models: {tiny: {rmp: 5}}}", r"did you mean `rpm`"),
+        ("safety: {filters: {a: {kind: rules, patern: {x: y}}}}", r"did you mean `patterns`"),
+        ("safety: {filters: {a: {kind: http, urll: 'http://x'}}}", r"did you mean `url`"),
         ("redis: http://u:secret@host", r"`redis`.*not the URL of a Redis"),
         ('redis: "redis://:pass@secret#rest@host:6379/0"', r"`redis`.*in a password as %40"),
         ("redis: redis://u:secret@host:99999/0", r"`redis`.*not the URL of a Redis"),
