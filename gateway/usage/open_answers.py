@@ -206,7 +206,8 @@ def read_slots(path: Path) -> OpenSlots:
             damaged += 1
             continue
         numbers, text = memoryview(data)[:NUMBERS_BYTES].cast("q"), data[NUMBERS_BYTES:]
-        if at == 0:
+        # a damaged first slot is not free, and is counted below
+        if at == 0 and numbers[STATE] == FREE:
             mark, unsaved = numbers[MARK], min(max(numbers[UNSAVED], 0), MAX_TOKENS)
         try:
             if numbers[STATE] == ENDED:

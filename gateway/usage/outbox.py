@@ -129,9 +129,9 @@ class UsageOutbox:
             # and its checkpoint does nothing.
             for connection in self._connections:
                 self.count, last = connection.execute("SELECT count(*), coalesce(max(place), 0) FROM events").fetchone()
-            self._position = _map_position(folder / _POSITION)
+            self._position, had_position = _map_position(folder / _POSITION)
             self.answers = self._position[_ANSWERS:]
-            self._recover_position(last)
+            self._recover_position(last, is_new or had_position)
         except BaseException:
             self.close()
             raise
@@ -275,7 +275,7 @@ class UsageOutbox:
         self._position[_LAST], self._position[_COUNT] = self.last_place, self.count
         self._position[_TRANSACTION] = self._transaction = transaction
 
-    def _recover_position(self, last: int) -> None:
+    def _recover_position(self, last: int, had_position: bool) -> None:
         """Compare the events in the file with the position that the file's last process wrote.
 
         Missing events are reported: SQLite silently ends a log at the first incomplete frame, and
@@ -283,12 +283,13 @@ class UsageOutbox:
 
         Args:
             last: The place of the last event in the file.
+            had_position: False if the file's last process left no whole position.
         """
         (in_file,) = self._writer.execute("PRAGMA user_version").fetchone()
         written, count, transaction, _, answers = self._position
         is_whole = 0 <= count <= written <= _MAX_PLACE and transaction >= 0 and answers >= 0
         # A process may die between its first transaction and the first write of the position.
-        if not is_whole or (transaction == 0 and in_file > 1):
+        if not (is_whole and had_position) or (transaction == 0 and in_file > 1):
             log.error(
                 "The file %s is lost or damaged, so the gateway cannot tell whether usage events are missing from the "
                 "outbox. Check the machine's disk.",
@@ -374,12 +375,16 @@ def _fetch(connection: sqlite3.Connection, statement: str, values: tuple[int, ..
     return connection.execute(statement, values).fetchall()
 
 
-def _map_position(path: Path) -> memoryview[int]:
-    """Map the position file into memory, so that its numbers survive a killed process."""
+def _map_position(path: Path) -> tuple[memoryview[int], bool]:
+    """Map the position file into memory, so that its numbers survive a killed process.
+
+    Return False with it if the file was missing or cut.
+    """
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
+        was_whole = os.fstat(file).st_size == _POSITION_BYTES
         os.ftruncate(file, _POSITION_BYTES)
         os.posix_fallocate(file, 0, _POSITION_BYTES)
-        return memoryview(mmap.mmap(file, _POSITION_BYTES)).cast("q")
+        return memoryview(mmap.mmap(file, _POSITION_BYTES)).cast("q"), was_whole
     finally:
         os.close(file)
