@@ -6,8 +6,8 @@ format.
 Parsing JSON holds the interpreter lock, so a thread would not help against a body that is expensive
 to parse. The cost is estimated from the bytes instead: a body over the limit is rejected before it
 is parsed, and any other body takes tens of milliseconds at most. Bytes are examined in slices, and
-other requests run between two slices. Expensive bodies are parsed and converted one after another,
-and other requests run between two bodies.
+other requests run between two slices. Expensive bodies are examined, parsed and converted one after
+another, and other requests run between two bodies.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import asyncio
 import json
 import math
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, NoReturn, TypeVar
@@ -34,6 +35,7 @@ from llmops.gateway.errors import (
     missing_parameter,
 )
 from llmops.gateway.http.request_context import RequestContext, context_of
+from llmops.gateway.ratelimit.slots import FairSlots
 from llmops.gateway.settings import RequestLimits
 from llmops.validation_errors import explain_first_error
 
@@ -53,7 +55,7 @@ NON_PROMPT_CHARACTERS = 2**20
 #: Cost of a key or a container relative to the cost of a value. Measured with the request models:
 #: 0.8 µs and 0.1 µs.
 _CONTAINER_COST = 8
-#: Cost of a body above which it waits for its turn to be parsed: half a millisecond, after which the
+#: Cost of a body above which it waits for its turn: half a millisecond to parse, after which the
 #: endpoint converts the body for about as long.
 _MAX_UNQUEUED_COST = 4096
 #: Bytes of memory per unit of cost until the request ends. Measured: 7 to 64 in the request models,
@@ -115,13 +117,14 @@ class BodyReader:
             rejected.
         hold: Counts bytes against the limit on what all requests hold until they end. Raises
             UnavailableError beyond the limit.
-        turn: The turn of expensive bodies, of which the event loop parses one per iteration.
+        turns: The turns of callers with expensive bodies, which are examined and parsed one after
+            another.
     """
 
     limits: RequestLimits
     timeout: float
     hold: Callable[[int, RequestContext], None]
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    turns: FairSlots = field(default_factory=lambda: FairSlots(1))
 
     async def load(self, model: type[M], request: Request) -> M:
         """Read the request's body and return it as a `model`.
@@ -132,16 +135,17 @@ class BodyReader:
         context = context_of(request)
         body = await self.read(request)
         context.work_bytes = len(body)
-        cost, suspect = await check_json_size(body, self.limits.json_values, self.limits.prompt_bytes)
-        if cost:
-            self.hold(PARSED_BYTES * cost, context)
-        if cost > _MAX_UNQUEUED_COST or len(body) > SLICE_BYTES:
-            # The task continues in the same iteration, also to convert the body. The next body
-            # comes in a later one, because its turn begins with a pause.
-            async with self.turn:
+        is_expensive = len(body) > SLICE_BYTES or (
+            len(body) > _UNWEIGHED_BYTES and _json_cost(body) > _MAX_UNQUEUED_COST
+        )
+        async with self.turns.slot(context.caller.share) if is_expensive else nullcontext():
+            cost, suspect = await check_json_size(body, self.limits.json_values, self.limits.prompt_bytes)
+            if cost:
+                self.hold(PARSED_BYTES * cost, context)
+            if is_expensive:
+                # The task continues in the same iteration, also to convert the body. The next body
+                # is parsed in a later one, because of this pause.
                 await asyncio.sleep(0)
-                value = await parse_body(model, body)
-        else:
             value = await parse_body(model, body)
         if suspect:
             reject_non_finite_numbers(body)

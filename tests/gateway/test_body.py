@@ -123,6 +123,35 @@ async def test_the_event_loop_parses_one_expensive_body_per_iteration(monkeypatc
     assert len(set(seen)) == 10
 
 
+async def test_large_bodies_are_examined_one_after_another_and_callers_take_turns(monkeypatch) -> None:
+    """Before the fix, each iteration of the event loop examined a slice of all of them."""
+    order: list[str] = []
+    most, examining, examine = 0, 0, request_body.check_json_size
+
+    async def counted(*body: Any) -> tuple[int, bool]:
+        nonlocal most, examining
+        examining += 1
+        most = max(most, examining)
+        try:
+            return await examine(*body)
+        finally:
+            examining -= 1
+
+    monkeypatch.setattr(request_body, "check_json_size", counted)
+    body = json.dumps({"before": "", "value": "a" * 200_000}).encode()
+    reader = BodyReader(RequestLimits(), 30.0, lambda size, context: None)
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body}
+
+    async def load(client: str) -> None:
+        await reader.load(Anything, Request({"type": "http", "headers": [], "client": (client, 1)}, receive))
+        order.append(client)
+
+    await asyncio.gather(*(load(client) for client in ["10.0.0.1"] * 5 + ["10.0.0.2"]))
+    assert (most, order[:3].count("10.0.0.2")) == (1, 1)
+
+
 async def test_escapes_take_little_more_time_than_plain_text() -> None:
     """Before the fix, 2.3 MB of escapes took four times as long as ASCII, on the event loop."""
 
