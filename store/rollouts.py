@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from sqlalchemy import RowMapping, delete, func, select, update
+from sqlalchemy import RowMapping, delete, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -220,6 +220,23 @@ def _rollout(row: RowMapping) -> Rollout:
     return Rollout(**row)
 
 
+async def find_latest_rollout(connection: AsyncConnection, model: str, only_open: bool = False) -> Rollout | None:
+    """Return the latest roll-out of a model, or None. Raises InputError if its row is damaged.
+
+    A damaged roll-out is not left out here, because an earlier one may have ended otherwise.
+    """
+    column = rollouts.c.open_model if only_open else rollouts.c.model
+    order = (rollouts.c.started_at.desc(), rollouts.c.id)
+    latest = await connection.scalar(select(rollouts.c.id).where(column == model).order_by(*order).limit(1))
+    if latest is None:
+        return None
+    statement = select(rollouts).where(rollouts.c.id == latest)
+    found = await read_undamaged(connection, statement, _rollout, "roll-out", rollouts.c.id)
+    if not found:
+        raise InputError(f"The roll-out of {model} has a damaged value; correct its row in the store.")
+    return found[0]
+
+
 async def require_open_rollout(connection: AsyncConnection, model: str) -> Rollout:
     """Return the open roll-out of a model.
 
@@ -227,15 +244,12 @@ async def require_open_rollout(connection: AsyncConnection, model: str) -> Rollo
         UnknownResourceError: The model has no open roll-out.
         InputError: A value of the roll-out's row is damaged.
     """
-    is_open = rollouts.c.open_model == model
-    found = await read_undamaged(connection, select(rollouts).where(is_open), _rollout, "roll-out", rollouts.c.id)
-    if found:
-        return found[0]
-    if await connection.scalar(select(func.count()).where(is_open)):
-        raise InputError(f"The roll-out of {model} has a damaged value; correct its row in the store.")
-    raise UnknownResourceError(
-        f"The model {model} has no roll-out in progress; `llmops rollout history {model}` lists the earlier ones."
-    )
+    found = await find_latest_rollout(connection, model, only_open=True)
+    if found is None:
+        raise UnknownResourceError(
+            f"The model {model} has no roll-out in progress; `llmops rollout history {model}` lists the earlier ones."
+        )
+    return found
 
 
 async def create_rollout(

@@ -4,12 +4,14 @@ The ledger is compared with the event numbers of gateways and with the token cou
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.control.admin.schemas import EngineTokens, MissingEvents, Reconciliation, ReconciliationRequest
 from llmops.store.audit import AuditContext, list_audit_entries, record_action
+from llmops.store.columns import DAMAGED
 from llmops.store.tables import gateways
 from llmops.store.usage_queries import UsageFilter, find_sequence_gaps, sum_usage
 
@@ -23,7 +25,10 @@ async def reconcile(connection: AsyncConnection, by: AuditContext, request: Reco
     Store the new report in the audit log.
     """
     entries = await list_audit_entries(connection, limit=1, action=ACTION)
-    previous = [EngineTokens.model_validate(one) for entry in entries for one in entry.detail["engines"]]
+    previous: Sequence[EngineTokens] = ()
+    # without a readable report, counting begins again
+    with suppress(*DAMAGED):
+        previous = [EngineTokens.model_validate(one) for entry in entries for one in entry.detail["engines"]]
     found = await find_sequence_gaps(connection)
     gaps = tuple(MissingEvents(gateway=gap.gateway_id, first=gap.first, last=gap.last) for gap in found)
     count = await connection.scalar(select(func.count()).select_from(gateways))

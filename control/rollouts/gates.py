@@ -15,10 +15,11 @@ from llmops.control.admin.schemas import SafeText
 from llmops.control.api_route import make_router
 from llmops.control.rollouts.judge import Decision
 from llmops.control.rollouts.state_machine import RolloutState
-from llmops.control.store_access import ConflictError, StoreOfApp
+from llmops.control.store_access import ConflictError, StoreOfApp, client_errors
 from llmops.gateway.errors import NotFoundError
 from llmops.gateway.logging_setup import request_logger
 from llmops.store import rollouts
+from llmops.store.damaged_rows import name_damaged
 from llmops.untrusted_text import escape_unsafe
 
 log = request_logger(__name__)
@@ -66,20 +67,23 @@ ModelName = Annotated[SafeText, Query(description="The model of the roll-out.")]
 @router.get("/verdict", summary="Show the verdict of a model's latest roll-out")
 async def read_verdict(store: StoreOfApp, model: ModelName) -> RolloutVerdict:
     async with store.read() as connection:
-        found = await rollouts.list_rollouts(connection, model, limit=1)
-    if not found:
+        with client_errors():
+            rollout = await rollouts.find_latest_rollout(connection, model)
+    if rollout is None:
         raise NotFoundError(f"{model} has had no roll-out; start one with `llmops rollout start {model}`.")
-    rollout = found[0]
     decision: Decision = "continue"
     reason = "The judge has no verdict yet."
-    match RolloutState(rollout.state):
-        case RolloutState.ROLLING_BACK | RolloutState.ROLLED_BACK:
-            decision, reason = "rollback", rollout.reason
-        case RolloutState.KEEPING | RolloutState.RETIRING | RolloutState.PROMOTED:
-            decision, reason = "promote", rollout.reason
-        case _ if rollout.verdict is not None:
-            decision, reason = rollout.verdict["decision"], rollout.verdict["reason"]
-    return RolloutVerdict(model=model, state=rollout.state, percent=rollout.percent, decision=decision, reason=reason)
+    with client_errors(), name_damaged("roll-out of", model):
+        match RolloutState(rollout.state):
+            case RolloutState.ROLLING_BACK | RolloutState.ROLLED_BACK:
+                decision, reason = "rollback", rollout.reason
+            case RolloutState.KEEPING | RolloutState.RETIRING | RolloutState.PROMOTED:
+                decision, reason = "promote", rollout.reason
+            case _ if rollout.verdict is not None:
+                decision, reason = rollout.verdict["decision"], rollout.verdict["reason"]
+        return RolloutVerdict(
+            model=model, state=rollout.state, percent=rollout.percent, decision=decision, reason=reason
+        )
 
 
 @router.post("/flagger/{hook}", summary="Answer a webhook of Flagger")

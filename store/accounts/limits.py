@@ -28,7 +28,7 @@ class Budget:
     def __post_init__(self) -> None:
         if self.period not in PERIODS:
             raise InputError(f"A budget cannot be per {self.period}; write one of {', '.join(PERIODS)}.")
-        if not 0 < self.micros <= MAX_BUDGET_MICROS:
+        if not (isinstance(self.micros, int) and 0 < self.micros <= MAX_BUDGET_MICROS):
             raise InputError(f"A budget is more than $0 and at most ${MAX_BUDGET_MICROS // 10**6:,}; {_TO_STOP}.")
 
     def begins(self, now: datetime) -> datetime:
@@ -51,7 +51,8 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ("rpm", "tpm", "concurrent"):
             limit = getattr(self, name)
-            if limit is not None and not 0 < limit <= MAX_LIMIT:
+            # SQLite stores values of any type
+            if limit is not None and not (isinstance(limit, int) and 0 < limit <= MAX_LIMIT):
                 raise InputError(f"{name} cannot be {limit}: a limit is 1 to {MAX_LIMIT:,}; {_TO_STOP}.")
 
     def columns(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import sqlite3
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -38,7 +39,15 @@ from llmops.store.audit import AuditContext, record_action
 from llmops.store.dead_letters import DeadLetter, add_dead_letters
 from llmops.store.factory import LazyStore, open_store
 from llmops.store.prices import Price, set_price
-from llmops.store.rollouts import ModelVersion, add_outcomes, create_rollout, list_pins, open_rollouts, pin_key
+from llmops.store.rollouts import (
+    ModelVersion,
+    add_outcomes,
+    create_rollout,
+    list_pins,
+    open_rollouts,
+    pin_key,
+    save_rollout,
+)
 from llmops.store.tables import SUMMED
 from llmops.store.usage_queries import high_water_mark
 from tests.attacks.test_usage_topic import NOON, bill, counts, event
@@ -321,7 +330,10 @@ async def test_a_damaged_key_can_be_revoked(tmp_path, url, change, now):
     await rejects(url, secret)
 
 
-@pytest.mark.parametrize("change", ["rpm = 'x'", "created_at = 'soon'", "budget_micros = -1, budget_period = 'day'"])
+@pytest.mark.parametrize(
+    "change", ["rpm = 'x'", "tpm = 1.5", "created_at = 'soon'", "budget_micros = -1, budget_period = 'day'",
+               "budget_micros = 1.5, budget_period = 'day'"]
+)  # fmt: skip
 async def test_a_damaged_tenant_can_be_deleted(tmp_path, url, change):
     """Before the fix, deleting it was a 500."""
     admin, _, _ = await make_key(url, "good")
@@ -512,8 +524,39 @@ async def test_a_change_of_a_damaged_roll_out_is_refused_with_a_reason(tmp_path,
             answer = await client.post("/api/admin/rollouts/actions", json={"model": "bad", "action": action})
             assert (answer.status_code, "has a damaged value" in answer.text) == (400, True), answer.text
         assert "good" in [one["model"] for one in (await client.get("/api/admin/rollouts")).json()]
+        verdict = await client.get("/api/rollouts/verdict?model=bad")
+        own = 'percent": "x' in change  # the verdict does not depend on the settings
+        assert (verdict.status_code, "damaged value" in verdict.text) == ((200, False) if own else (400, True))
         changed = await client.post("/api/admin/rollouts/actions", json={"model": "good", "action": "pause"})
         assert changed.status_code == 200, changed.text
+
+
+@pytest.mark.parametrize("change", ["verdict = '{'", 'verdict = \'{"decision": "x", "reason": ""}\''])
+async def test_a_damaged_roll_out_is_not_promoted_for_an_earlier_one(tmp_path, url, change):
+    """Before the fix, Argo Rollouts and Flagger were told to promote, because the roll-out before was promoted."""
+    secret, _, _ = await make_key(url)
+    async with await open_store(url) as store, store.write() as connection:
+        earlier = await create_rollout(connection, ModelVersion("m", "v2"), "starting", {}, BY)
+        await save_rollout(connection, replace(earlier, state="promoted", open_model=None, revision=1), BY)
+        later = AuditContext(BY.actor, BY.at + timedelta(days=1))
+        await create_rollout(connection, ModelVersion("m", "v3"), "shifting", {}, later)
+    execute(tmp_path, f"UPDATE rollouts SET {change} WHERE candidate = 'v3'")
+    async with control(url, key=secret) as client:
+        asked = await client.get("/api/rollouts/verdict?model=m")
+        hook = await client.post("/api/rollouts/flagger/confirm-promotion?model=m", json={"name": "m"})
+        assert (asked.status_code, hook.status_code) == (400, 400), asked.text
+        assert "has a damaged value" in asked.text
+
+
+@pytest.mark.parametrize("detail", ["{}", '{"engines": [5]}', '{"engines": [{"model": "m", "served": "x"}]}', "{"])
+async def test_a_damaged_report_of_the_ledger_ends_no_later_report(tmp_path, url, detail):
+    """Before the fix, no report could be made as long as the latest one was damaged."""
+    secret, _, _ = await make_key(url)
+    async with control(url, key=secret) as client:
+        for _ in range(2):
+            made = await client.post("/api/admin/usage/reconcile", json={"served": {"m": 5}})
+            assert made.status_code == 200, made.text
+            execute(tmp_path, f"UPDATE audit SET detail = '{detail}' WHERE action = 'usage.reconcile'")
 
 
 @pytest.mark.parametrize(
