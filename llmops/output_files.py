@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 import uuid
 from contextlib import suppress
 from pathlib import Path
@@ -67,6 +68,19 @@ def write_text(path: Path, text: str) -> None:
 def hidden_sibling(path: Path, suffix: str) -> Path:
     """Return a hidden path beside `path`, random so that other users cannot put a link there."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{suffix}")
+
+
+def is_put_by_another(path: Path) -> bool:
+    """Return True if a path in a sticky folder belongs neither to this user, root, nor the folder's owner.
+
+    Linux refuses to create such files, and to follow such links, with `fs.protected_regular` and
+    `fs.protected_symlinks`. In other folders, which a container may mount, the owner is of no
+    importance.
+    """
+    with suppress(FileNotFoundError):
+        folder = path.parent.stat()
+        return bool(folder.st_mode & stat.S_ISVTX) and path.lstat().st_uid not in {0, os.getuid(), folder.st_uid}
+    return False
 
 
 def _is_special(path: Path) -> bool:

@@ -6,7 +6,6 @@ A URL is `sqlite:///FILE` or `postgresql://…`.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from llmops.errors import InputError, ResourceError
+from llmops.output_files import is_put_by_another
 
 EXPECTED_FORMS = "write sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE"
 _POSTGRES = ("postgresql", "postgres", "postgresql+asyncpg")
@@ -112,7 +112,7 @@ class StoreUrl:
                     f"{path} was made by another user than the store, and SQLite would write its content into the "
                     "store; remove it, or move the store into a folder of its own."
                 )
-        if any(map(_is_put_by_another, {self.file, self.file.resolve()})):
+        if any(map(is_put_by_another, {self.file, self.file.resolve()})):
             raise ResourceError(
                 f"The store {self.file} was made by another user in a folder that all may write to; name a file "
                 "in a folder of this user, or move the store there."
@@ -153,20 +153,6 @@ def _refuse_options(query: Mapping[str, object], known: tuple[str, ...]) -> None
     if unknown:
         names = " and ".join(known) or "none"
         raise InputError(f"The store's URL has unknown options ({', '.join(unknown)}); known are {names}.")
-
-
-def _is_put_by_another(store: Path) -> bool:
-    """Return True if a file in a sticky folder belongs neither to this user, root, nor the folder's owner.
-
-    Linux refuses to create such files with `fs.protected_regular`. In other folders, which a
-    container may mount, the owner of a store is of no importance.
-    """
-    folder = store.parent.stat()
-    if not folder.st_mode & stat.S_ISVTX:
-        return False
-    with suppress(FileNotFoundError):
-        return store.lstat().st_uid not in {0, os.getuid(), folder.st_uid}
-    return False
 
 
 def _is_planted(side_file: Path, store: Path) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from llmops.errors import BuildError, InputError, LlmopsError, ResourceError
-from llmops.output_files import hidden_sibling
+from llmops.output_files import hidden_sibling, is_put_by_another
 
 #: Suffix of a folder that a build fills.
 STAGING_SUFFIX = ".building"
@@ -55,15 +55,24 @@ def resolve_output(output: Path) -> Path:
     replaced.
 
     Raises:
-        InputError: The link leads back to itself.
+        InputError: The link leads back to itself, or another user put it there.
     """
     if not output.is_symlink():
         return output
+    reject_put_by_another(output)
     with contextlib.suppress(OSError, RuntimeError):
         real = output.resolve()
         if not real.is_symlink():
             return real
     raise InputError(f"{output} is a symbolic link that leads back to itself; remove it or give -o another folder.")
+
+
+def reject_put_by_another(path: Path) -> None:
+    """Raise InputError if another user made a file in a folder that all may write to."""
+    if is_put_by_another(path):
+        raise InputError(
+            f"{path} was made by another user in a folder that all may write to; remove it, or give -o another folder."
+        )
 
 
 #: Error numbers of a full disk, an exhausted quota and a file size limit (`ulimit -f`).
@@ -163,10 +172,12 @@ def reject_added_files(folder: Path, added: list[str]) -> None:
 def _siblings(output: Path) -> list[Path]:
     """Return the staging folders of `output`.
 
-    Folders of another output with a longer name (llama-3.1 beside llama-3) are not among them.
+    Folders of another output with a longer name (llama-3.1 beside llama-3), and those that another
+    user put there, are not among them.
     """
     ours = re.compile(rf"\.{re.escape(output.name)}\.[0-9a-f]{{8}}\.(building|replaced)")
-    return [path for path in output.parent.iterdir() if ours.fullmatch(path.name) and not path.is_symlink()]
+    found = (path for path in output.parent.iterdir() if ours.fullmatch(path.name) and not path.is_symlink())
+    return [path for path in found if not is_put_by_another(path)]
 
 
 def replace_folder(new: Path, place: Path) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
+from llmops.build.engine_folder.atomic_folder import reject_put_by_another
 from llmops.build.engine_folder.manifest import FILE_NAME
 from llmops.errors import InputError
 
@@ -37,11 +38,13 @@ def exclusive_build(output: Path, say: Callable[[str], None], inside: bool = Fal
             mounted folder is writable.
 
     Raises:
-        InputError: The folder cannot be written, or the lock's name belongs to an unrelated file.
+        InputError: The folder cannot be written, or the lock's name belongs to an unrelated file
+            or to another user's.
     """
     output = output.absolute()
     name = f".{output.name}.lock"
     path = output / name if inside else output.with_name(name)
+    reject_put_by_another(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = _locked(path, lambda: say(f"another build for {output} is under way{_by(path)}; waiting for it."))

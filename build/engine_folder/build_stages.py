@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from llmops.build.engine_folder.atomic_folder import sync_tree
+from llmops.build.engine_folder.atomic_folder import reject_put_by_another, sync_tree
 from llmops.errors import InputError
 
 _PART = ".part"
@@ -66,9 +66,11 @@ def remove_unfinished_stages(output: Path) -> None:
     """Remove the folders of stages that did not finish.
 
     Raises:
-        InputError: The stages folder is a symbolic link, which may lead to unrelated files.
+        InputError: The stages folder is a symbolic link, which may lead to unrelated files, or
+            another user's.
     """
     root = stages_folder(output)
+    reject_put_by_another(root)
     if root.is_symlink():
         raise InputError(
             f"{root} is a symbolic link, and a build keeps its stages in a folder of this name; remove the link."

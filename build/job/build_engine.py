@@ -21,6 +21,7 @@ from llmops.build.engine_folder.atomic_folder import (
     check_space,
     list_files,
     reject_added_files,
+    reject_put_by_another,
     remove_leftovers,
     report_full_disk,
     resolve_output,
@@ -184,6 +185,7 @@ def _make(job: TargetJob[Any], source: Source, key: str, workdir: Path, progress
 
 
 def _check_output(output: Path) -> None:
+    reject_put_by_another(output)
     if output.is_file() or (output.is_dir() and not (output / FILE_NAME).is_file() and any(output.iterdir())):
         raise InputError(f"{output} exists and is not an engine folder; give -o another folder, or remove it.")
 
@@ -202,6 +204,7 @@ def _added_files(output: Path) -> list[str]:
 
 
 def _up_to_date_manifest(output: Path, key: str) -> EngineManifest | None:
+    _check_output(output)
     try:
         manifest = EngineManifest.load(output)
     except InputError:

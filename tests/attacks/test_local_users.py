@@ -13,11 +13,14 @@ from typing import Any
 import pytest
 
 from llmops.build.checkpoint.hashing import sha256_of
+from llmops.build.engine_folder import atomic_folder
+from llmops.build.job.build_engine import build
 from llmops.build.recipes.catalog import recipes
+from llmops.build.spec import BuildSpec
 from llmops.cache import cached_store
 from llmops.cli.accounts.admin_client import default_store
 from llmops.cli.stack import build_engine
-from llmops.errors import ResourceError
+from llmops.errors import InputError, ResourceError
 from llmops.gateway.app import create_app
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.usage.usage_check import create_usage_check
@@ -27,6 +30,7 @@ from llmops.store.factory import open_store
 from tests.attacks.harness import record
 from tests.support.engine_client import EngineClient, generation
 from tests.support.live_process import LLMOPS
+from tests.support.tiny_models import write_checkpoint
 
 #: The text of the victim's prompt, as tokens: all of them go through shared memory.
 IDS = list(range(700, 900))
@@ -121,6 +125,16 @@ def test_a_digest_that_another_user_planted_in_a_shared_cache_is_not_used(tmp_pa
     assert sha256_of(file) == digest
 
 
+def give_to_another(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give a file to another user, or let it look so where this user may not."""
+    others = os.getuid() + 1
+    if os.getuid():
+        lstat, changed = Path.lstat, SimpleNamespace(st_uid=others, st_mode=path.lstat().st_mode)
+        monkeypatch.setattr(Path, "lstat", lambda one: changed if one == path else lstat(one))
+    else:
+        os.chown(path, others, -1, follow_symlinks=False)
+
+
 @pytest.mark.parametrize("linked", [False, True])
 async def test_a_store_that_another_user_put_into_a_sticky_folder_is_refused(linked, tmp_path, monkeypatch):
     """Before the fix, a store that is named explicitly was used with the other user's administrators."""
@@ -131,12 +145,7 @@ async def test_a_store_that_another_user_put_into_a_sticky_folder_is_refused(lin
     if linked:
         store.symlink_to(target)
     await (await open_store(url)).close()
-    others = os.getuid() + 1
-    if os.getuid():
-        lstat, changed = Path.lstat, SimpleNamespace(st_uid=others)
-        monkeypatch.setattr(Path, "lstat", lambda path: changed if path == store else lstat(path))
-    else:
-        os.chown(store, others, -1, follow_symlinks=False)
+    give_to_another(store, monkeypatch)
     await (await open_store(url)).close()  # a mounted volume of another user
     folder.chmod(0o1777)
     with pytest.raises(ResourceError, match=r"store\.db was made by another user in a folder that all"):
@@ -151,15 +160,32 @@ async def test_a_journal_that_another_user_put_beside_a_store_is_refused(planted
     await (await open_store(url)).close()
     side = Path(f"{store}{planted}")
     side.touch()
-    others = os.getuid() + 1
-    if os.getuid():
-        lstat = Path.lstat
-        changed = SimpleNamespace(st_uid=others)
-        monkeypatch.setattr(Path, "lstat", lambda path: changed if path == side else lstat(path))
-    else:
-        os.chown(side, others, -1)
+    give_to_another(side, monkeypatch)
     with pytest.raises(ResourceError, match=rf"store.db{planted} was made by another user than the store"):
         await open_store(url)
     if os.getuid() == 0:
-        os.chown(store, others, -1)  # root administers a user's store
+        os.chown(store, 1, -1)  # root administers a user's store
         await (await open_store(url)).close()
+
+
+@pytest.mark.parametrize("planted", ["engine", "a link", ".engine.lock", ".engine.stages"])
+def test_what_another_user_put_at_an_output_in_a_sticky_folder_is_refused(planted, tmp_path, monkeypatch):
+    """Before the fix, a build took another user's engine or weights for its own, or waited for his lock for ever."""
+    folder, source = tmp_path / "shared", write_checkpoint(tmp_path / "checkpoint", "llama")
+    path = folder / ("engine" if planted == "a link" else planted)
+    folder.mkdir()
+    path.symlink_to(tmp_path) if planted == "a link" else path.touch() if planted.endswith("lock") else path.mkdir()
+    give_to_another(path, monkeypatch)
+    folder.chmod(0o1777)
+    with pytest.raises(InputError, match=f"{path.name} was made by another user in a folder that all may write to"):
+        build(BuildSpec(str(source), folder / "engine"))
+    assert sorted(one.name for one in folder.iterdir()) == [path.name]
+
+
+def test_an_old_engine_that_another_user_put_beside_an_output_is_not_put_back(tmp_path, monkeypatch):
+    """Before the fix, a build took another user's engine for its own."""
+    monkeypatch.setattr(atomic_folder, "is_put_by_another", lambda path: path.name.startswith(".engine.a"))
+    for name in (".engine.aaaaaaaa.replaced", ".engine.bbbbbbbb.replaced"):
+        (tmp_path / name / name).mkdir(parents=True)
+    atomic_folder.remove_leftovers(tmp_path / "engine")
+    assert [path.name for path in (tmp_path / "engine").iterdir()] == [".engine.bbbbbbbb.replaced"]
