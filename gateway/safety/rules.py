@@ -21,7 +21,7 @@ from typing import NamedTuple
 from llmops.distribution import missing_extra
 from llmops.errors import InputError
 from llmops.gateway.safety.filters import JUDGED_TENANT, Finding, TextFilter
-from llmops.gateway.text.text_thread_pool import ThreadLane
+from llmops.gateway.text.text_thread_pool import INLINE_CHARACTERS, ThreadLane
 
 #: Maximum width of a rule's match, in characters. An answer's text is delayed by the width of the
 #: widest rule of its policy.
@@ -50,10 +50,11 @@ _ESCAPE_BEGUN = re.compile(
     r"\\{1,8}(?:u[0-9a-fA-F]{0,3}|u[dD][89abAB][0-9a-fA-F]{2}(?:\\{1,8}(?:u[0-9a-fA-F]{0,3})?)?"
     r"|U[0-9a-fA-F]{0,7}|x[0-9a-fA-F]?|[0-7]{0,2})\Z"
 )
-#: Maximum number of escapes that are replaced on the event loop, which takes a few milliseconds.
-#: Longer texts are searched in a thread, for which tenants take turns.
-MAX_ESCAPES_ON_LOOP = 4096
-_lane = ThreadLane("llmops-rules", 1)
+#: Threads that search texts of more than INLINE_CHARACTERS, for which tenants take turns. With two
+#: thousand words, RE2 takes up to 2.7 s for a million characters, so that longer texts have a thread
+#: of their own.
+_lane, _long_lane = ThreadLane("llmops-rules", 1), ThreadLane("llmops-long-rules", 1)
+_LONG_CHARACTERS = 2**16
 #: Length of the longest escape, in characters.
 MAX_ESCAPE = 26
 _LETTERS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "v": "\v"}
@@ -137,9 +138,9 @@ class RuleFilter(TextFilter):
         self._later_words = _compile(name, rf"{_NO_WORD}({listed})(?:$|{_NO_WORD})", ignore_case) if listed else None
 
     async def judge(self, text: str) -> Finding | None:
-        # Replacing the escapes takes half a second for 4 MiB of escapes.
-        if text.count("\\") > MAX_ESCAPES_ON_LOOP:
-            is_in = await _lane.run(lambda: self._is_in(text), JUDGED_TENANT.get())
+        if len(text) > INLINE_CHARACTERS:
+            lane = _lane if len(text) <= _LONG_CHARACTERS else _long_lane
+            is_in = await lane.run(lambda: self._is_in(text), JUDGED_TENANT.get())
         else:
             is_in = self._is_in(text)
         return self.finding if is_in else None
