@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from llmops.cli.accounts.account_options import admin_options
 from llmops.cli.accounts.admin_client import AdminClient
 from llmops.cli.accounts.param_types import DURATION, typed_values
 from llmops.cli.output import format_timestamp, print_results
+from llmops.input_files import MALFORMED
 from llmops.units import format_usd
 
 if TYPE_CHECKING:
@@ -56,8 +58,10 @@ def _row(entry: AuditEntryRead) -> list[str]:
 def _detail_text(name: str, value: Any) -> str:
     if value is None:
         return f"{name} none"
-    if name.endswith("_micros"):
-        return f"{name.removesuffix('_micros')} {format_usd(value)}"
-    if name == "budget":
-        return f"budget {format_usd(value['micros'])}/{value['period']}"
+    # a damaged amount is shown as it is
+    with suppress(*MALFORMED):
+        if name.endswith("_micros"):
+            return f"{name.removesuffix('_micros')} {format_usd(value)}"
+        if name == "budget":
+            return f"budget {format_usd(value['micros'])}/{value['period']}"
     return f"{name} {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"

@@ -148,13 +148,16 @@ def status(model: str | None, admin: AdminClient, as_json: bool) -> None:
         return
     if not latest:
         click.echo("No roll-outs. Start one: llmops rollout start MODEL --to ENGINE", err=True)
+    problem = None
     for rollout in latest.values():
         try:
             _print_status(rollout)
         except MALFORMED as error:
-            raise ServerError(
-                "The server's verdict has a form that this llmops does not know; use the server's version of llmops."
-            ) from error
+            problem = error
+    if problem is not None:
+        raise ServerError(
+            "The server's verdict has a form that this llmops does not know; use the server's version of llmops."
+        ) from problem
 
 
 def _action(name: str, event: str, text: str) -> click.Command:

@@ -13,6 +13,7 @@ from llmops.errors import InputError, UnknownResourceError
 from llmops.store.accounts.tenants import did_you_mean
 from llmops.store.audit import AuditContext, record_action
 from llmops.store.columns import insert
+from llmops.store.damaged_rows import name_damaged
 from llmops.store.tables import identities, users
 from llmops.untrusted_text import escape_unsafe, is_safe_text
 
@@ -105,8 +106,10 @@ async def bind_identity(connection: AsyncConnection, user: User, issuer: str, su
 
 
 async def find_user(connection: AsyncConnection, email: str) -> User | None:
-    row = (await connection.execute(_COLUMNS.where(users.c.email == email.lower()))).mappings().first()
-    return None if row is None else User(**row)
+    """Return the user with this address, or None. Raises InputError if a value of the row is damaged."""
+    with name_damaged("user", email):
+        row = (await connection.execute(_COLUMNS.where(users.c.email == email.lower()))).mappings().first()
+        return None if row is None else User(**row)
 
 
 async def require_user(connection: AsyncConnection, email: str) -> User:

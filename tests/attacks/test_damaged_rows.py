@@ -20,7 +20,7 @@ from llmops.clocks import utc_now
 from llmops.control.metrics import ControlMetrics, SpendingCollector
 from llmops.control.rollouts.runner import RolloutRunner
 from llmops.control.store_access import SharedStore
-from llmops.errors import InputError
+from llmops.errors import InputError, ServerError
 from llmops.gateway.app import create_app
 from llmops.gateway.auth.directory import CredentialUnavailableError, Identity
 from llmops.gateway.auth.keys import KeyDirectory
@@ -580,3 +580,42 @@ async def test_a_damaged_batch_of_outcomes_is_not_judged_and_the_others_are(tmp_
             (rollout,) = await open_rollouts(connection)
         assert rollout.verdict is not None
         assert rollout.verdict["rows"][0]["canary"] == (3 if "ttft" in change else 2)
+
+
+@pytest.mark.parametrize(
+    "detail", ['{"budget": "x"}', '{"budget": {}}', '{"spent_micros": "x"}', '{"spent_micros": [1]}']
+)
+def test_the_command_line_lists_entries_with_a_damaged_amount(tmp_path, url, detail):
+    """Before the fix, `llmops audit` ended with a traceback."""
+    asyncio.run(make_key(url))
+    execute(tmp_path, f"UPDATE audit SET detail = '{detail}' WHERE action = 'tenant.create'")
+    done = CliRunner().invoke(cli, ["audit", "--store", url])
+    assert (done.exit_code, "key.create" in done.output) == (0, True), done.output
+
+
+def test_the_command_line_shows_roll_outs_beside_one_with_a_damaged_verdict(tmp_path, url):
+    """Before the fix, `llmops rollout status` showed no roll-out after it."""
+
+    async def fill() -> None:
+        async with await open_store(url) as store, store.write() as connection:
+            for model in ("bad", "good"):
+                await create_rollout(connection, ModelVersion(model, "v2"), "shifting", {}, BY)
+
+    asyncio.run(fill())
+    execute(tmp_path, "UPDATE rollouts SET verdict = '{}', id = '0' WHERE model = 'bad'")
+    execute(tmp_path, "UPDATE rollouts SET started_at = '2025-01-01 00:00:00.000000' WHERE model = 'bad'")
+    done = CliRunner().invoke(cli, ["rollout", "status", "--store", url])
+    assert isinstance(done.exception, ServerError)
+    assert "good" in done.output
+
+
+async def test_a_damaged_user_is_named(tmp_path, url):
+    """Before the fix, lists, reports and new keys of that user were a 500."""
+    secret, _, _ = await make_key(url)
+    await make_key(url, "bad")
+    execute(tmp_path, "UPDATE users SET created_at = 'soon' WHERE tenant_id = 'bad'")
+    async with control(url, key=secret) as client:
+        answers = [await client.get(f"/api/admin/{path}?user=admin@bad") for path in ("keys", "usage")]
+        answers.append(await client.post("/api/admin/keys", json={"tenant": "bad", "user": "admin@bad"}))
+        for answer in answers:
+            assert (answer.status_code, "damaged value" in answer.text) == (400, True), answer.text
