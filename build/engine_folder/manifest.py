@@ -48,6 +48,9 @@ _MAX_BATCH = 1 << 16
 _MAX_DIGESTED = 64 << 20
 #: Maximum number of bytes of files whose content is checked before a start. Takes two seconds.
 _MAX_CHECKED = 1 << 30
+#: Names of what servers read beside the model and the tokenizer: LoRA adapters, and the tokenizer of
+#: TensorRT-LLM's grammars.
+_BESIDE = ("lora", "lora_prefetch", "xgrammar_tokenizer_info.json")
 _Gpus = Annotated[int, Field(ge=1, le=_MAX_GPUS)]
 _Tokens = Annotated[int, Field(ge=1, le=_MAX_TOKENS)]
 _Id = Annotated[int, Field(ge=0, lt=_MAX_VOCABULARY)]
@@ -70,8 +73,12 @@ class _ManifestModel(BaseModel):
 
 
 def measure_files(directory: Path, *folders: str) -> dict[str, int | str]:
-    """Return the SHA-256 of each file in `folders` of `directory`, or the size in bytes of a large file."""
-    paths = (path for folder in folders for path in sorted((directory / folder).rglob("*")) if path.is_file())
+    """Return the SHA-256 of each file in `folders` of `directory`, or the size in bytes of a large file.
+
+    The files of adapters and grammars are among them.
+    """
+    roots = [directory / name for name in (*folders, *_BESIDE)]
+    paths = (path for root in roots for path in sorted((root, *root.rglob("*"))) if path.is_file())
     return {path.relative_to(directory).as_posix(): _measure(path) for path in paths}
 
 
@@ -222,7 +229,7 @@ class EngineManifest(_ManifestModel):
     `key` is the SHA-256 of all inputs of the build.
 
     `complete` is False while a step is left for `llmops build --resume`. `contents` has the SHA-256
-    of each file of the model and the tokenizer, or the size in bytes of a file of more than 64 MiB.
+    of each file that servers read, or the size in bytes of a file of more than 64 MiB.
     `files` has the paths of all files but engine.json. Both are empty in engines of earlier builds.
     """
 
@@ -307,7 +314,7 @@ class EngineManifest(_ManifestModel):
         return self.extra.quality_limits if isinstance(self.extra, NvidiaExtra) else {}
 
     def check_files(self, directory: Path) -> None:
-        """Raise InputError for the first file of the model or tokenizer that is missing or damaged.
+        """Raise InputError for the first file of `contents` that is missing or damaged.
 
         Of large files, only the sizes are checked, which finds copies that stopped early. Small
         files after the first GiB must only exist.
@@ -323,13 +330,13 @@ class EngineManifest(_ManifestModel):
                 raise InputError(f"{file} {fault}, so the engine is damaged: copy it again, or build it again.")
 
     def added_files(self, directory: Path) -> list[Path]:
-        """Return the files and links beside those of the model and tokenizer that the build wrote.
+        """Return the files and links in the folders of model, tokenizer and adapters that no build wrote.
 
         A server may load such files, for instance a chat template. Folders of which the build
         recorded no file are left out.
         """
         folders = [
-            folder for folder in (self.model_dir, self.tokenizer.directory)
+            folder for folder in (self.model_dir, self.tokenizer.directory, *_BESIDE)
             if any((directory / path).is_relative_to(directory / folder) for path in self.contents)
         ]  # fmt: skip
         recorded = {directory / path for path in (*self.contents, FILE_NAME)}

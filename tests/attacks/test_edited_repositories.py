@@ -120,6 +120,26 @@ def test_an_engines_small_files_are_read_up_to_a_bound(tmp_path: Path, monkeypat
         read_engines([str(engine)])
 
 
+@pytest.mark.parametrize(
+    "name", ["lora/a/adapter_config.json", "lora_prefetch/1/model.lora_weights.npy", "xgrammar_tokenizer_info.json"]
+)
+def test_a_changed_adapter_of_an_engine_is_named(tmp_path: Path, name: str) -> None:
+    """Before the fix, `serve --strict` served adapters that were edited since `llmops repo`."""
+    engine = make_engine(tmp_path / "engine")
+    (engine / name).parent.mkdir(parents=True, exist_ok=True)
+    (engine / name).write_text("as the build wrote it")
+    rewrite(engine / "engine.json", contents=measure_files(engine, "model", "tokenizer"))
+    manifest = EngineManifest.load(engine)
+    manifest.check_files(engine)
+    (engine / name).write_text("edited")
+    with pytest.raises(InputError, match=f"{name} is not as the build wrote it"):
+        manifest.check_files(engine)
+    added = engine / "lora/a/added"
+    added.parent.mkdir(parents=True, exist_ok=True)
+    added.touch()
+    assert manifest.added_files(engine) == ([added] if name.startswith("lora/") else [])
+
+
 @pytest.mark.parametrize("name", ["../../elsewhere", "/etc", "a/b", "", ".."])
 def test_an_adapter_is_no_folder_elsewhere(name: str) -> None:
     """Before the fix, the server read the adapter's weights there."""
