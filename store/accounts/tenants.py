@@ -2,9 +2,10 @@
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import islice
 
 from sqlalchemy import RowMapping, select
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -16,10 +17,18 @@ from llmops.store.columns import insert
 from llmops.store.damaged_rows import name_damaged, read_undamaged
 from llmops.store.tables import tenants
 
+#: Maximum number of names that a suggestion considers. Comparing 10,000 blocks the event loop for a
+#: second.
+MAX_COMPARED = 200
 
-def did_you_mean(typed: str, known: Sequence[str]) -> str:
-    """Return a suggestion for an error message, or an empty string if no known name is close."""
-    close = difflib.get_close_matches(typed, known, 1)
+
+def did_you_mean(typed: str, known: Iterable[str]) -> str:
+    """Return a suggestion for an error message, or an empty string if no known name is close.
+
+    Only the first MAX_COMPARED names with the same first character are considered.
+    """
+    alike = islice((name for name in known if name[:1] == typed[:1]), MAX_COMPARED)
+    close = difflib.get_close_matches(typed, alike, 1)
     return f" (did you mean {close[0]}?)" if close else ""
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.errors import InputError, UnknownResourceError
-from llmops.store.accounts.tenants import did_you_mean
+from llmops.store.accounts.tenants import MAX_COMPARED, did_you_mean
 from llmops.store.audit import AuditContext, record_action
 from llmops.store.columns import insert
 from llmops.store.damaged_rows import name_damaged
@@ -120,8 +120,8 @@ async def require_user(connection: AsyncConnection, email: str) -> User:
     """
     found = await find_user(connection, email)
     if found is None:
-        known = (await connection.execute(select(users.c.email))).scalars().all()
-        raise UnknownResourceError(
-            f"There is no user {email}{did_you_mean(email, known)}; `llmops key create --user {email}` makes one."
-        )
+        alike = users.c.email.startswith(email[:3].lower(), autoescape=True)
+        known = await connection.scalars(select(users.c.email).where(alike).order_by(users.c.email).limit(MAX_COMPARED))
+        near = did_you_mean(email.lower(), known)
+        raise UnknownResourceError(f"There is no user {email}{near}; `llmops key create --user {email}` makes one.")
     return found

@@ -1,7 +1,9 @@
 """Tenants, users and keys, on both databases."""
 
+import difflib
 import shutil
 import sqlite3
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 from sqlalchemy import select
 
 from llmops.control.retention import prune_expired
-from llmops.errors import InputError, VersionMismatchError
+from llmops.errors import InputError, UnknownResourceError, VersionMismatchError
 from llmops.gateway.auth.authentication import keys_required
 from llmops.gateway.auth.credential_cache import CachedDirectory
 from llmops.gateway.auth.keys import KeyDirectory
@@ -19,13 +21,13 @@ from llmops.gateway.settings import GatewaySettings
 from llmops.store.accounts.key_secrets import hash_secret, is_secret, new_secret
 from llmops.store.accounts.keys import KeySpec, create_key, require_key, revoke_key, rotate_key, update_key
 from llmops.store.accounts.limits import Limits
-from llmops.store.accounts.tenants import create_tenant, find_tenant
-from llmops.store.accounts.users import ensure_user, find_user
+from llmops.store.accounts.tenants import MAX_COMPARED, create_tenant, did_you_mean, find_tenant
+from llmops.store.accounts.users import ensure_user, find_user, require_user
 from llmops.store.audit import AuditContext, list_audit_entries, record_action
 from llmops.store.dead_letters import DeadLetter, add_dead_letters, count_dead_letters
 from llmops.store.factory import open_store
 from llmops.store.tables import SCHEMA_TABLE, api_keys, users
-from tests.support.accounts import add_key
+from tests.support.accounts import BY, add_key
 
 
 async def account(connection, by, email="user@acme.example", tenant="acme"):
@@ -167,3 +169,26 @@ def test_the_first_key_is_made_once(empty_url):
     assert is_secret(first_key(empty_url))
     assert first_key(empty_url) == ""
     assert keys_required(GatewaySettings(host="0.0.0.0", store=empty_url))
+
+
+async def test_a_misspelt_name_is_compared_with_few_of_many(store, monkeypatch):
+    """Before the fix, one misspelt address among 10,000 users blocked the event loop for two seconds."""
+    compared: list[list[str]] = []
+    match = difflib.get_close_matches
+
+    def watched(word: str, known: Iterable[str], n: int) -> list[str]:
+        compared.append(list(known))
+        return match(word, compared[-1], n)
+
+    monkeypatch.setattr(difflib, "get_close_matches", watched)
+    async with store.write() as connection:
+        await create_tenant(connection, "acme", Limits(), BY)
+        for at in range(MAX_COMPARED + 50):
+            await ensure_user(connection, "acme", f"ann{at}@acme.example", BY)
+        await ensure_user(connection, "acme", "bertha@acme.example", BY)
+        for address in ("ann@acme.example", "Bertah@acme.example"):
+            with pytest.raises(UnknownResourceError, match="did you mean "):
+                await require_user(connection, address)
+    assert [len(one) for one in compared] == [MAX_COMPARED, 1]
+    assert did_you_mean("acne", ["acme"] * 10_000) == " (did you mean acme?)"
+    assert len(compared[-1]) == MAX_COMPARED
