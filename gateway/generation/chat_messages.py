@@ -125,7 +125,7 @@ def _content(message: RequestMessage, position: int) -> str:
             raise missing_parameter(f"messages[{position}].content")
         return message.refusal or ""
     assert not isinstance(message.content, str)
-    return "\n".join(_part(part, f"messages[{position}].content[{at}]") for at, part in enumerate(message.content))
+    return "\n".join(part_text(part, f"messages[{position}].content[{at}]") for at, part in enumerate(message.content))
 
 
 def _may_be_empty(message: RequestMessage) -> bool:
@@ -135,7 +135,7 @@ def _may_be_empty(message: RequestMessage) -> bool:
     )
 
 
-def _part(part: ContentPart, where: str) -> str:
+def part_text(part: ContentPart, where: str) -> str:
     if part.type not in TEXT_PARTS:
         raise UnsupportedError(
             f"This model takes text only, not a part of type '{part.type}'; send parts of type 'text'.", param=where

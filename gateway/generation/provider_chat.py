@@ -6,6 +6,7 @@ each API renders the answer. Only the source of the text differs.
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, cast
@@ -13,7 +14,7 @@ from typing import Any, cast
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.generation.answer import Answer
 from llmops.gateway.generation.app_state import Generation
-from llmops.gateway.generation.chat_messages import request_texts
+from llmops.gateway.generation.chat_messages import part_text, request_texts
 from llmops.gateway.generation.choice import Choice
 from llmops.gateway.generation.parsers.output_processor import (
     ContentDelta,
@@ -34,7 +35,7 @@ from llmops.gateway.routing.providers import (
     estimate_tokens,
 )
 from llmops.gateway.safety.stream_guard import StreamGuard
-from llmops.gateway.schemas.chat_request import ChatRequest
+from llmops.gateway.schemas.chat_request import ChatRequest, RequestMessage
 from llmops.gateway.text.detokenizer import Detokenizer
 
 #: Fields that every OpenAI-compatible provider accepts, which are sent unchanged.
@@ -44,6 +45,12 @@ _SENT_FIELDS = frozenset(
         *("tools", "tool_choice", "parallel_tool_calls", "response_format", "reasoning_effort"),
     }
 )
+#: Fields of messages that are sent. Others might hold text or images that no filter reads and no
+#: quota counts.
+_MESSAGE_FIELDS: dict[str, Any] = {
+    **dict.fromkeys(("role", "content", "name", "tool_call_id", "refusal", "reasoning_content"), True),
+    "tool_calls": {"__all__": {"id": True, "type": True, "function": {"name", "arguments"}}},
+}
 #: Fields whose loss would change the answer. A request with one of these fields does not overflow
 #: to a provider.
 _NEEDED_FIELDS = (
@@ -76,7 +83,11 @@ async def start_provider_chat(chat: Generation[ChatRequest], model: ProviderMode
     """
     body, context, default = chat.body, chat.context, chat.state.default_tokens
     fields = _translate(body, model, context)
-    prompt_tokens = sum(estimate_tokens(text) for text in request_texts(body))
+    texts = request_texts(body)
+    if "response_format" in fields:
+        # The provider's model reads the descriptions in the schema.
+        texts.append(json.dumps(fields["response_format"], ensure_ascii=False))
+    prompt_tokens = sum(estimate_tokens(text) for text in texts)
     prompt_tokens += _TOKENS_PER_MESSAGE * len(body.messages)
     requested = body.max_completion_tokens or body.max_tokens
     most = requested or default or max(model.card.max_seq_len - prompt_tokens, 1)
@@ -91,7 +102,8 @@ async def start_provider_chat(chat: Generation[ChatRequest], model: ProviderMode
     before = last.content if last.role == "assistant" and isinstance(last.content, str) else ""
     safety = chat.state.safety
     if safety is not None:
-        await safety.check_prompt(request_texts(body), context.caller, end_user=context.end_user)
+        sent = json.dumps(fields, ensure_ascii=False)
+        await safety.check_prompt(texts, context.caller, sent, end_user=context.end_user)
     choices: list[Choice] = [
         ProviderChoice(
             index, max_tokens, safety.guard(context.caller, before, context.end_user) if safety is not None else None
@@ -109,6 +121,7 @@ def _translate(body: ChatRequest, model: ProviderModel, context: RequestContext)
 
     Raises:
         UnavailableError: A field is needed and cannot be sent.
+        UnsupportedError: A part of a message is not text.
     """
     for name in _NEEDED_FIELDS:
         value = getattr(body, name)
@@ -122,9 +135,28 @@ def _translate(body: ChatRequest, model: ProviderModel, context: RequestContext)
             )
     fields = body.model_dump(exclude_none=True, exclude_unset=True, by_alias=True)
     sent = {name: value for name, value in fields.items() if name in _SENT_FIELDS}
+    sent["messages"] = [_message(message, at) for at, message in enumerate(body.messages)]
+    if body.tools:
+        sent["tools"] = [
+            {"type": tool.type, "function": tool.function.model_dump(exclude_none=True)} for tool in body.tools
+        ]
     # Unknown fields were already reported, by names that are safe to show.
     known = fields.keys() - (body.model_extra or {}).keys()
     context.ignored_fields += sorted(known - _SENT_FIELDS - _OWN_FIELDS - set(context.ignored_fields))
+    return sent
+
+
+def _message(message: RequestMessage, position: int) -> dict[str, Any]:
+    """Return the fields of a message that quotas and filters know.
+
+    Raises:
+        UnsupportedError: A part of the message is not text.
+    """
+    sent = message.model_dump(include=_MESSAGE_FIELDS, exclude_none=True, exclude_unset=True)
+    if isinstance(message.content, list):
+        where = f"messages[{position}].content"
+        texts = [part_text(part, f"{where}[{at}]") for at, part in enumerate(message.content)]
+        sent["content"] = [{"type": "text", "text": text} for text in texts]
     return sent
 
 

@@ -332,6 +332,61 @@ async def test_the_filters_of_a_tenant_hold_for_a_provider(card, tokenizer, scri
         assert (refused.status_code, len(scripted.seen)) == (400, asked)
 
 
+USER = MESSAGES[0]
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+FUNCTION = {"type": "function", "function": {"name": "f"}}
+
+
+def called(**call) -> list[dict]:
+    tool = {"role": "tool", "tool_call_id": call.get("id", "c"), "content": "x"}
+    return [USER, {"role": "assistant", "content": "x", "tool_calls": [{**CALL, **call}]}, tool]
+
+
+def schema(**fields) -> dict:
+    described = {"type": "object", "properties": {"a": {"type": "string", "description": SECRET}}}
+    return {"type": "json_schema", "json_schema": {"name": "a", "schema": described, **fields}}
+
+
+#: Requests with the secret where a provider may read it, although no text of the chat has it.
+HIDDEN = {
+    "image": {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": SECRET}}]}]},
+    "file": {"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_data": SECRET}}]}]},
+    "field of a part": {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "more": SECRET}]}]},
+    "field of a message": {"messages": [{**USER, "more": SECRET}]},
+    "deprecated call": {
+        "messages": [USER, {"role": "assistant", "function_call": CALL["function"] | {"name": SECRET}}]
+    },
+    "reasoning": {"messages": [USER, {"role": "assistant", "content": "x", "reasoning": {"a": SECRET}}, USER]},
+    "id of a call": {"messages": called(id=SECRET)},
+    "field of a call": {"messages": called(more=SECRET)},
+    "field of a function": {"messages": called(function={**CALL["function"], "more": SECRET})},
+    "field of a tool": {"tools": [{**FUNCTION, "more": SECRET}]},
+    "description of a schema": {"response_format": schema()},
+    "name of a schema": {"response_format": schema(name=SECRET)},
+    "stop": {"stop": [SECRET]},
+    "tool choice": {"tools": [FUNCTION], "tool_choice": {**FUNCTION, "more": SECRET}},
+    "effort": {"reasoning_effort": SECRET},
+}
+
+
+async def test_no_field_of_a_chat_reaches_a_provider_past_filters(card, tokenizer, scripted):
+    scripted.says(delta("stop", content="Hi"), "[DONE]")
+    safety = {"filters": {"words": {"kind": "rules", "words": [SECRET]}}, "policy": {"prompt": ["words"]}}
+    async with overflowing(card, tokenizer, safety=safety, **settings_for(scripted.url)) as own:
+        for name, fields in HIDDEN.items():
+            answer = await own.client.post(CHAT, json={"model": "best", "messages": MESSAGES, **fields})
+            assert answer.status_code in (200, 400), name
+            assert not [body for _, body in scripted.seen if SECRET in json.dumps(body)], name
+    assert len(scripted.seen) == 7
+
+
+async def test_the_schema_of_an_answer_counts_at_a_provider(card, tokenizer, scripted):
+    quotas = {"each": {"tpm": 1000}}
+    async with overflowing(card, tokenizer, quotas=quotas, **settings_for(scripted.url)) as own:
+        answer = await own.chat(response_format=schema(description="a" * 9000), max_tokens=1)
+    assert (answer.status_code, scripted.seen) == (429, [])
+
+
 async def test_a_tenant_is_allowed_first_and_pays_the_provider_s_price(card, tokenizer, scripted, tmp_path):
     scripted.says(
         delta(content="Yes."), delta("stop"), {"choices": [], "usage": {"prompt_tokens": 20, "completion_tokens": 3}}
