@@ -162,7 +162,8 @@ def _check_written(checkpoint: Checkpoint, directory: Path, warn: Callable[[str]
     beyond = {index: token.content for index, token in tokenizer.get_added_tokens_decoder().items() if index >= limit}
     if beyond:
         _drop_tokens(directory / TOKENIZER, limit)
-        warn(f"Dropped {', '.join(beyond.values())} from the tokenizer, because the model has no embedding for them.")
+        names = ", ".join([*beyond.values()][:5]) + (f" and {len(beyond) - 5:,} more" if len(beyond) > 5 else "")
+        warn(f"Dropped {names} from the tokenizer, because the model has no embedding for them.")
 
 
 def _drop_tokens(path: Path, limit: int) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from llmops.build.checkpoint.hashing import sha256_of
 from llmops.build.engine_folder import atomic_folder
+from llmops.build.engine_folder.build_lock import exclusive_build
 from llmops.build.job.build_engine import build
 from llmops.build.recipes.catalog import recipes
 from llmops.build.spec import BuildSpec
@@ -189,3 +190,9 @@ def test_an_old_engine_that_another_user_put_beside_an_output_is_not_put_back(tm
         (tmp_path / name / name).mkdir(parents=True)
     atomic_folder.remove_leftovers(tmp_path / "engine")
     assert [path.name for path in (tmp_path / "engine").iterdir()] == [".engine.bbbbbbbb.replaced"]
+
+
+def test_the_lock_of_a_build_is_not_readable_by_others(tmp_path: Path) -> None:
+    """Before the fix, any user could hold the lock that a killed build had left, and later builds waited for ever."""
+    with exclusive_build(tmp_path / "engine", print):
+        assert stat.S_IMODE((tmp_path / ".engine.lock").stat().st_mode) == 0o600
