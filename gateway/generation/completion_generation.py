@@ -71,17 +71,17 @@ class CompletionGeneration(Generation[CompletionRequest]):
         state, body, model, context = self.state, self.body, self.model, self.context
         prompts = parse_prompts(body, state.limits)
         with self.admitted(len(prompts) * (body.n or 1)):
+            safety = state.safety
 
-            def prepare() -> tuple[list[list[int]], Guide | None]:
-                return [tokenize_prompt(model, one, body) for one in prompts], self._guide()
+            def prepare() -> tuple[list[list[int]], list[str], Guide | None]:
+                encoded = [tokenize_prompt(model, one, body) for one in prompts]
+                texts = [_prompt_text(model, one) if safety is not None else "" for one in prompts]
+                return encoded, texts, self._guide()
 
             # A guide is always compiled on a text thread.
             size = context.work_bytes + (0 if GUIDE_FIELDS.isdisjoint(body.model_fields_set) else THREAD_CHARACTERS)
-            encoded, guide = await state.text_threads.run(prepare, size, context.caller.share)
+            encoded, texts, guide = await state.text_threads.run(prepare, size, context.caller.share)
             context.mark("tokenise")
-            texts, safety = [""] * len(prompts), state.safety
-            if safety is not None:
-                texts = [_prompt_text(model, one) for one in prompts]
             if body.prompt_logprobs is not None:
                 check_prompt_logprobs(body.prompt_logprobs, sum(map(len, encoded)), model.card)
             stop_conditions = resolve_stop_conditions(body, model.card, state.limits)
@@ -105,9 +105,7 @@ class CompletionGeneration(Generation[CompletionRequest]):
                     end_ids=frozenset(stop_conditions.end_ids),
                     stops=stop_conditions.stops,
                     logprobs=self.logprob_buffer(len(requests) * request.n) if request.logprobs else None,
-                    guard=state.safety.guard(context.caller, texts[at], context.end_user)
-                    if state.safety is not None
-                    else None,
+                    guard=safety.guard(context.caller, texts[at], context.end_user) if safety is not None else None,
                 )
 
             return await self.submit(requests, make_choice)

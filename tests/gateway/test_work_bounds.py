@@ -78,6 +78,23 @@ async def test_a_history_of_long_arguments_is_not_cut_on_the_loop(card, tokenize
     assert {thread.split("_")[0] for size, thread in encodings if size > 500} == {"llmops-text"}
 
 
+async def test_token_ids_are_not_decoded_for_filters_on_the_loop(card, tokenizer, monkeypatch):
+    pytest.importorskip("re2")
+    threads, decode = [], TextTokenizer.decode
+
+    def noted(self, ids, **how):
+        threads.append((len(ids), threading.current_thread().name.partition("_")[0]))
+        return decode(self, ids, **how)
+
+    monkeypatch.setattr(TextTokenizer, "decode", noted)
+    safety = {"filters": {"words": {"kind": "rules", "words": ["forbidden"]}}, "policy": {"prompt": ["words"]}}
+    async with running({**card, "max_seq_len": 100_000}, tokenizer, safety=safety) as stack:
+        stack.say("Hello")
+        body = {"model": "tiny", "prompt": tokenizer.encode(WORDS) * 500, "max_tokens": 1}
+        assert (await stack.client.post(COMPLETIONS, json=body)).status_code == 200
+    assert [thread for size, thread in threads if size > 500] == ["llmops-text"]
+
+
 @pytest.mark.parametrize("form", ["float", "base64"])
 async def test_many_vectors_are_written_in_pieces_between_which_others_have_their_turn(form):
     vectors = np.arange(40 * 1024, dtype=np.float32).reshape(40, 1024) / 4
