@@ -150,7 +150,9 @@ async def list_conversations(
     before: Conversation | None = None,
     text: str | None = None,
 ) -> Sequence[Conversation]:
-    """Return the user's conversations without system prompts, the most recently changed first.
+    """Return the user's conversations, the most recently changed first.
+
+    System prompts and metadata are left out, because a page of them could be gigabytes.
 
     Args:
         connection: A connection to the store.
@@ -160,7 +162,7 @@ async def list_conversations(
         text: Only conversations whose title or messages contain this text, in any case. At most
             SEARCH_SIZE characters of messages are searched, in the newest conversations.
     """
-    listed = [column for column in _CONVERSATION if column.name != "system_prompt"]
+    listed = [column for column in _CONVERSATION if column.name not in ("system_prompt", "metadata")]
     rows = await connection.execute((await _listed(connection, listed, user_id, before, text)).limit(limit))
     return [Conversation(**row) for row in rows.mappings()]
 

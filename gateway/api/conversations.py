@@ -255,12 +255,8 @@ def _list_response(conversations: Sequence[Conversation], more: bool = False) ->
 
 
 def _listed(conversation: Conversation) -> dict[str, Any]:
-    """Return an entry of the list.
-
-    An entry has no system prompt, because a page of long system prompts would be gigabytes.
-    """
     summary = conversation_summary(conversation)
-    del summary["system_prompt"]
+    del summary["system_prompt"], summary["metadata"]
     return summary
 
 

@@ -181,8 +181,8 @@ class ConversationStore:
         found: MutableSequence[Conversation] = []
         for key in ids:
             try:
-                # Drop the system prompts, which may be large together.
-                one = replace(await self.find(caller, _public_id(key)), system_prompt=None)
+                # Drop what may be large together, as in `list_conversations`.
+                one = replace(await self.find(caller, _public_id(key)), system_prompt=None, metadata="{}")
                 check(one)
             except NotFoundError:
                 continue

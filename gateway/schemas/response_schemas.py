@@ -206,16 +206,21 @@ class HealthResponse(ResponseModel):
     models: dict[str, Any] | None = None
 
 
-class ConversationObject(ResponseModel):
+class ListedConversation(ResponseModel):
+    """An entry in the list of conversations."""
+
+    id: str
+    object: Literal["conversation"]
+    created_at: float
+
+
+class ConversationObject(ListedConversation):
     """A stored conversation.
 
     Under /api, a conversation also has a title, a model and a system prompt. GET of a single
     conversation adds its messages.
     """
 
-    id: str
-    object: Literal["conversation"]
-    created_at: float
     metadata: dict[str, str]
 
 
@@ -223,7 +228,7 @@ class ConversationList(ResponseModel):
     """A page of conversations, the most recently changed first."""
 
     object: Literal["list"]
-    data: list[ConversationObject]
+    data: list[ListedConversation]
     has_more: bool
 
 

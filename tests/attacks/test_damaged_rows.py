@@ -129,7 +129,7 @@ async def test_an_export_names_what_is_damaged_and_has_the_rest(tmp_path, client
     assert "damaged" in lines[-1]["error"]
 
 
-@pytest.mark.parametrize("change", [*CONVERSATION_CHANGES, "created_at = ''"])
+@pytest.mark.parametrize("change", [*CONVERSATION_CHANGES[1:], "created_at = ''"])
 @pytest.mark.parametrize("query", ["", "&q=a"])
 async def test_a_list_leaves_out_what_is_damaged(tmp_path, client, change, query, monkeypatch, caplog):
     """Before the fix, the owner's list was a 500 as long as one row was damaged."""
