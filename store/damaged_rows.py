@@ -1,5 +1,6 @@
 """Lists of rows of which some have values that llmops never writes."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ log = logging.getLogger(__name__)
 _damaged = LogOnce()
 
 ResultT = TypeVar("ResultT")
+#: Number of rows after which other tasks run, because a row can have a hundred kilobytes of JSON.
+_ROWS_PER_TURN = 50
 _JSON_TYPES = dict | list | str | int | float
 
 
@@ -72,6 +75,8 @@ async def read_undamaged(
             except DAMAGED as error:
                 damaged[passed - first] = type(error).__name__
             passed += 1
+            if not passed % _ROWS_PER_TURN:
+                await asyncio.sleep(0)
         if not damaged:
             return found
         names = (await connection.execute(page.with_only_columns(name))).scalars().all()

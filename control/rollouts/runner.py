@@ -107,8 +107,10 @@ class _Canary:
     revision: int
     seen: dict[str, datetime] = field(default_factory=dict)
 
-    def observe(self, batches: Sequence[OutcomeBatch], now: datetime) -> None:
+    async def observe(self, batches: Sequence[OutcomeBatch], now: datetime) -> None:
         for batch in batches:
+            # let other tasks run: a hundred thousand outcomes, as after a restart, take four seconds
+            await asyncio.sleep(0)
             if batch.id not in self.seen:
                 self.seen[batch.id] = batch.written_at
                 for values in batch.outcomes:
@@ -295,7 +297,8 @@ class RolloutRunner(LeaderJob):
             canary.revision = rollout.revision
             canary.judge.begin_step()
         async with self._store.read() as connection:
-            canary.observe(await rollouts.read_outcomes(connection, rollout.model, canary.since), utc_now())
+            found = await rollouts.read_outcomes(connection, rollout.model, canary.since)
+        await canary.observe(found, utc_now())
         verdict = _combine(canary.judge.verdict(), await canary.analysis.check())
         data = asdict(verdict)
         if data != rollout.verdict:
@@ -325,7 +328,7 @@ class RolloutRunner(LeaderJob):
             )
             canary = _Canary(CanaryJudge(judge_settings, time.monotonic), analysis, since, rollout.revision)
             before = await rollouts.read_outcomes(connection, rollout.model, since, rollout.changed_at)
-            canary.observe(before, utc_now())
+        await canary.observe(before, utc_now())
         canary.judge.begin_step()
         return canary
 

@@ -10,21 +10,21 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmops.control.rollouts import runner as runner_module
-from llmops.control.rollouts.runner import RolloutRunner, apply_event
+from llmops.control.rollouts.runner import RolloutRunner, _Canary, apply_event
 from llmops.control.rollouts.schemas import RolloutSettings
 from llmops.control.rollouts.state_machine import FINAL_STATES, RolloutEvent, RolloutState, transition
 from llmops.errors import InputError, ResourceError, UnknownResourceError
 from llmops.store import rollouts as table
 from llmops.store.audit import AuditContext, list_audit_entries
 from llmops.store.factory import open_store
-from llmops.store.rollouts import ModelVersion, Rollout, add_outcomes, list_versions, require_open_rollout
+from llmops.store.rollouts import ModelVersion, OutcomeBatch, Rollout, add_outcomes, list_versions, require_open_rollout
 from tests.store.rollout_process import Replicas, carry_out_forever
 from tests.support.waiting import stop_tasks, wait_until
 
@@ -240,3 +240,23 @@ def test_a_control_that_is_killed_in_each_state_goes_on_from_the_store(tmp_path)
             killed_in[state] += 1
         assert state == RolloutState.PROMOTED
     assert needed <= set(killed_in), killed_in
+
+
+async def test_many_outcomes_leave_turns_to_other_tasks() -> None:
+    """Before the fix, the outcomes of ten minutes blocked the event loop of a new leader for four seconds."""
+    turns: list[int] = []
+    judge = Mock(observe=lambda _outcome: turns.append(ran))
+    ran = 0
+
+    async def other() -> None:
+        nonlocal ran
+        while True:
+            await asyncio.sleep(0)
+            ran += 1
+
+    canary = _Canary(judge, Mock(), NOW, revision=1)
+    task = asyncio.create_task(other())
+    await canary.observe([OutcomeBatch(str(at), NOW, [{"version": "v2", "ok": True}] * 3) for at in range(9)], NOW)
+    await stop_tasks(task)
+    assert len(turns) == 27
+    assert len(set(turns)) == 9
