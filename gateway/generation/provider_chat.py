@@ -153,6 +153,8 @@ def _message(message: RequestMessage, position: int) -> dict[str, Any]:
         UnsupportedError: A part of the message is not text.
     """
     sent = message.model_dump(include=_MESSAGE_FIELDS, exclude_none=True, exclude_unset=True)
+    if isinstance(message.reasoning, str):
+        sent["reasoning"] = message.reasoning
     if isinstance(message.content, list):
         where = f"messages[{position}].content"
         texts = [part_text(part, f"{where}[{at}]") for at, part in enumerate(message.content)]

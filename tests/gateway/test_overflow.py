@@ -377,7 +377,9 @@ async def test_no_field_of_a_chat_reaches_a_provider_past_filters(card, tokenize
             answer = await own.client.post(CHAT, json={"model": "best", "messages": MESSAGES, **fields})
             assert answer.status_code in (200, 400), name
             assert not [body for _, body in scripted.seen if SECRET in json.dumps(body)], name
-    assert len(scripted.seen) == 7
+        thought = {"role": "assistant", "content": "x", "reasoning": "so"}
+        assert (await own.chat(messages=[USER, thought, USER])).status_code == 200
+    assert (len(scripted.seen), scripted.seen[-1][1]["messages"][1]) == (8, thought)
 
 
 async def test_the_schema_of_an_answer_counts_at_a_provider(card, tokenizer, scripted):
