@@ -87,6 +87,19 @@ class CheckpointFile:
         """Return the SHA-256 of the file when it was first asked for, as hex digits."""
         return sha256_of(self.location)
 
+    @property
+    def is_copied(self) -> bool:
+        """Return True if builds copy the file and make no hard links to it.
+
+        An edit of an engine's settings, templates and notes leaves the checkpoint as it is.
+        """
+        return Path(self.path).suffix in (".json", ".jinja", ".md", ".txt")
+
+    @property
+    def digest_if_linked(self) -> str | None:
+        """Return the SHA-256 of the file, or None if builds make no hard links to it."""
+        return None if self.is_copied else self.sha256
+
 
 @dataclass(frozen=True)
 class ExistingQuantisation:

@@ -129,7 +129,7 @@ class TargetJob(ABC, Generic[C]):
         """Raise CheckpointError if a checkpoint file changed since its links were checked."""
         checkpoint = self.checkpoint
         folder = checkpoint.path.parent if checkpoint.format == "gguf" else checkpoint.path
-        reject_changed_files(folder, checkpoint.states, {file.path: file.sha256 for file in checkpoint.files})
+        reject_changed_files(folder, checkpoint.states, {file.path: file.digest_if_linked for file in checkpoint.files})
 
     def check(self) -> None:
         """Check that the job can run on this machine.

@@ -44,9 +44,6 @@ from llmops.errors import InputError
 
 LLM = "llm."
 ARGS_FILE = "llm_args.json"
-#: Suffixes of files that are copied and not linked, so that an edit of the engine leaves the
-#: checkpoint as it is: settings, templates, notes.
-_COPIED = frozenset({".json", ".jinja", ".md", ".txt"})
 MODEL_DIR = "model"
 #: Width and height of the blocks of weights that share a scale in fp8_block.
 _BLOCK = 128
@@ -246,8 +243,8 @@ def _link_checkpoint(checkpoint: Checkpoint, model_dir: Path) -> None:
     for file in checkpoint.files:
         place = model_dir / file.path
         place.parent.mkdir(parents=True, exist_ok=True)
-        reject_changed_files(checkpoint.path, states, {file.path: file.sha256})
-        make = shutil.copy2 if place.suffix in _COPIED else link_file
+        reject_changed_files(checkpoint.path, states, {file.path: file.digest_if_linked})
+        make = shutil.copy2 if file.is_copied else link_file
         make(file.location, place)
         # A file with another inode is a copy, or was replaced since the check, so its old state
         # stays.

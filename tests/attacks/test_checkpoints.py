@@ -183,6 +183,21 @@ def test_weights_changed_in_place_with_their_time_put_back(tmp_path: Path, kind:
     assert sha256_of(weights) != recorded, "the cached digest of the weights before is not used"
 
 
+def test_a_template_that_is_other_only_while_the_build_reads(tmp_path: Path) -> None:
+    """Before the fix, an engine got a template or tokenizer that was put back with its time."""
+    source = write_checkpoint(tmp_path / "checkpoint", "llama")
+    file = source / "tokenizer_config.json"
+    job = prepare(BuildSpec(str(source), tmp_path / "engine"), open_model(str(source)))
+    job.checkpoint.source()
+    time.sleep(0.02)  # times of files are ticks of the kernel
+    whole, before = file.read_bytes(), file.stat()
+    for content in (b"{}", whole):
+        file.write_bytes(content)
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json was changed while the engine was built"):
+        job.reject_changed_inputs()
+
+
 @pytest.mark.parametrize("left", [0, 4096])
 def test_weights_that_are_cut_after_they_were_checked(tmp_path: Path, left: int) -> None:
     """Before the fix, a build ended with a traceback."""
