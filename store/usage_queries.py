@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, FromClause, RowMapping, Select, Table, any
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.store.tables import SUMMED, dead_letters, gateways, tenant_totals, usage_records, usage_totals, users
-from llmops.store.usage_writes import MAX_SEQUENCE_LEAD, MAX_SUM
+from llmops.store.usage_writes import MAX_SEQUENCE, MAX_SEQUENCE_LEAD, MAX_SUM
 
 GROUPS = ("day", "tenant", "user", "model", "key")
 _COARSE = frozenset({"day", "tenant", "model"})
@@ -136,7 +136,7 @@ async def find_sequence_gaps(connection: AsyncConnection) -> Sequence[SequenceGa
     arrived = (
         select(usage_records.c.gateway_id, usage_records.c.seq)
         .join(gateways, gateways.c.id == usage_records.c.gateway_id)
-        .where(usage_records.c.seq >= gateways.c.next_seq)
+        .where(usage_records.c.seq.between(gateways.c.next_seq, MAX_SEQUENCE))
     )
     # the event before a high-water mark has arrived, whichever table has its row
     marks = select(gateways.c.id, gateways.c.next_seq - 1)
@@ -149,7 +149,9 @@ async def find_sequence_gaps(connection: AsyncConnection) -> Sequence[SequenceGa
         .order_by(func.row_number().over(partition_by=steps.c.gateway_id, order_by=steps.c.seq), steps.c.gateway_id)
         .limit(MAX_SEQUENCE_GAPS)
     )
-    return sorted(SequenceGap(*row) for row in await connection.execute(statement))
+    rows = await connection.execute(statement)
+    # SQLite stores values of any type
+    return sorted(SequenceGap(str(gateway), int(first), int(last)) for gateway, first, last in rows)
 
 
 def user_belongs_to_tenant(user_id: ColumnElement[str], tenant: Any, dialect: str) -> Iterator[ColumnElement[bool]]:

@@ -265,7 +265,8 @@ def _first_missing_sequence(connection: Connection, gateway_id: str, mark: int) 
     columns = usage_records.c
     numbers = select(columns.seq).where(columns.gateway_id == gateway_id).order_by(columns.seq).limit(GAP_PAGE_SIZE)
     while True:
-        seqs = connection.scalars(numbers.where(columns.seq >= mark)).all()
+        # SQLite stores values of any type, and a text is above all numbers
+        seqs = connection.scalars(numbers.where(columns.seq.between(mark, MAX_SEQUENCE))).all()
         for seq in seqs:
             if seq > mark:
                 return mark

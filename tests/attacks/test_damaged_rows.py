@@ -548,6 +548,37 @@ async def test_a_damaged_roll_out_is_not_promoted_for_an_earlier_one(tmp_path, u
         assert "has a damaged value" in asked.text
 
 
+@pytest.mark.parametrize(
+    "change", ["usage_records SET seq = 1e400 WHERE gateway_id = 'bad'", "usage_records SET seq = 7.5 WHERE seq = 2",
+               "usage_records SET seq = 'x' WHERE seq = 2", "gateways SET next_seq = 1e400",
+               "usage_records SET gateway_id = x'ff', seq = 9 WHERE seq = 2"]
+)  # fmt: skip
+async def test_a_damaged_number_of_an_event_ends_no_report(tmp_path, url, change):
+    """Before the fix, `usage reconcile` and the hourly report failed, for all gateways."""
+    secret, _, _ = await make_key(url)
+    sink = LedgerSink(url)
+    await sink.write([event(seq, gateway_id="bad") for seq in range(3)])
+    await sink.write([event(seq, gateway_id="good") for seq in (0, 1, 3)])
+    await sink.close()
+    execute(tmp_path, f"UPDATE {change}")
+    if "seq = 2" in change:
+        execute(tmp_path, "UPDATE gateways SET next_seq = 0 WHERE id = 'bad'")
+    async with control(url, key=secret) as client:
+        made = await client.post("/api/admin/usage/reconcile", json={})
+        assert made.status_code == 200, made.text
+
+
+@pytest.mark.parametrize("value", ["'x'", "1e400", "x'ff'", "4.5"])
+async def test_a_damaged_number_of_an_event_holds_up_no_later_event(tmp_path, url, value):
+    """Before the fix, no later event of that gateway reached the ledger."""
+    sink = LedgerSink(url)
+    await sink.write([event(seq) for seq in range(3)])
+    execute(tmp_path, f"UPDATE usage_records SET seq = {value} WHERE seq = 1")
+    await sink.write([event(seq) for seq in range(3, 6)])
+    assert await sink.next_number(event(0).gateway_id) == 6
+    await sink.close()
+
+
 @pytest.mark.parametrize("detail", ["{}", '{"engines": [5]}', '{"engines": [{"model": "m", "served": "x"}]}', "{"])
 async def test_a_damaged_report_of_the_ledger_ends_no_later_report(tmp_path, url, detail):
     """Before the fix, no report could be made as long as the latest one was damaged."""
