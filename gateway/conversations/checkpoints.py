@@ -306,10 +306,11 @@ class FollowedTokens:
         deliver: Called with new encoded tokens and the encoded end; with None if Redis is
             unavailable or does not know the answer.
         offset: Size of the encoded tokens delivered so far, in bytes.
+        is_new: True until the tokens that Redis has at first are delivered.
     """
 
     def __init__(self, answer_id: str, deliver: Callable[[tuple[bytes, bytes] | None], None]) -> None:
-        self.id, self.deliver, self.offset = answer_id, deliver, 0
+        self.id, self.deliver, self.offset, self.is_new = answer_id, deliver, 0, True
 
 
 class CheckpointStore:
@@ -552,12 +553,16 @@ class CheckpointStore:
     async def _poll_forever(self) -> None:
         while True:
             await self._follow.wait()
-            followed = list(self._followed)
-            if not followed:
+            if not self._followed:
                 self._follow.clear()
                 continue
-            for start in range(0, len(followed), MAX_BATCH):
-                await self._poll(followed[start : start + MAX_BATCH])
+            known = [one for one in self._followed if not one.is_new]
+            new = [one for one in self._followed if one.is_new]
+            for start in range(0, len(known), MAX_BATCH):
+                await self._poll(known[start : start + MAX_BATCH])
+            # Whole answers, of half a megabyte each, do not fit into one call.
+            for one in new:
+                await self._poll([one])
             await asyncio.sleep(POLL_INTERVAL)
 
     async def _poll(self, followed: Sequence[FollowedTokens]) -> None:
@@ -570,7 +575,7 @@ class CheckpointStore:
         for one, reply in zip(followed, replies, strict=True):
             is_known = reply and _is_read(reply)
             if is_known:
-                one.offset += len(reply[0])
+                one.offset, one.is_new = one.offset + len(reply[0]), False
             one.deliver((reply[0], reply[1]) if is_known else None)
 
     async def _try(self, work: Callable[..., Awaitable[None]], *args: Any) -> bool:

@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+from functools import partial
 
 import httpx
 import pytest
 from redis import Redis
 from sqlalchemy import select
 
-from llmops.gateway.conversations.checkpoints import PREFIX, CheckpointStore
+from llmops.gateway.conversations.checkpoints import PREFIX, CheckpointStore, FollowedTokens
 from llmops.gateway.conversations.conversation_turn import StoredAnswer
 from llmops.gateway.conversations.sql_responses import SqlResponses
 from llmops.gateway.errors import UnavailableError
@@ -288,6 +289,39 @@ async def test_large_requests_of_some_owners_hold_up_no_answer_of_another(valkey
         for number in range(2):
             await eventually(lambda key=f"{PREFIX}:answer:victim:{number}": client.hget(key, "record") == b"record")
     await store.close()
+
+
+async def test_long_answers_that_are_read_elsewhere_hold_up_no_reader_of_another(valkey):
+    """Before the fix, one call had the tokens of 256 answers, and each next call tried the same again."""
+    writer, reader = CheckpointStore(valkey.url, GENEROUS), CheckpointStore(valkey.url, GENEROUS)
+    for store in writer, reader:
+        await store.start(lambda _: None)
+    answers = [writer.checkpoint(f"evil:{number}") for number in range(20)] + [writer.checkpoint("victim:0")]
+    for answer in answers:
+        answer.register(b"record")
+        answer.add([1] * 30_000, None)
+    await eventually(lambda: all(answer.known == 120_000 for answer in answers))
+    read = reader._read_script
+
+    async def slow_with_large_calls(keys, args):
+        replies = await read(keys=keys, args=args)
+        if sum(len(tokens) for tokens, _ in replies) > 1_000_000:
+            raise TimeoutError
+        return replies
+
+    reader._read_script = slow_with_large_calls
+    got = {answer.id: b"" for answer in answers}
+
+    def deliver(news, answer_id):
+        got[answer_id] += news[0] if news else b""
+
+    for answer in answers:
+        reader.follow(FollowedTokens(answer.id, partial(deliver, answer_id=answer.id)))
+    await eventually(lambda: all(len(tokens) == 120_000 for tokens in got.values()))
+    answers[-1].add([2], None)
+    await eventually(lambda: len(got["victim:0"]) == 120_004)
+    for store in writer, reader:
+        await store.close()
 
 
 async def test_an_answer_that_valkey_has_just_lost_is_not_billed_for_the_lost_gateways_part(valkey):
