@@ -114,6 +114,11 @@ def test_an_engines_small_files_are_read_up_to_a_bound(tmp_path: Path, monkeypat
         read_engines([str(engine)])
     monkeypatch.setattr("llmops.build.engine_folder.manifest._MAX_CHECKED", 19)
     assert read_engines([str(engine)])
+    # Before the fix, a hole in one small file let all others be edited, also with --strict.
+    os.truncate(engine / "model/a", 65 << 20)
+    with pytest.raises(InputError, match="a is not as the build wrote it"):
+        read_engines([str(engine)])
+    os.truncate(engine / "model/a", 10)
     # The size of a large file takes no time, so it is always checked: a copy may have stopped early.
     rewrite(engine / "engine.json", contents={**contents, "model/weights": 66 << 20})
     with pytest.raises(InputError, match="weights is not as the build wrote it"):
