@@ -15,7 +15,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from llmops.store.tables import SUMMED, tenant_totals, usage_records, usage_totals, users
-from llmops.store.usage_queries import MANY_ROWS, UsageSum, sum_of, user_belongs_to_tenant
+from llmops.store.usage_queries import MANY_ROWS, UsageSum, has_valid_day, sum_of, user_belongs_to_tenant
 
 DAY = 86_400
 
@@ -86,6 +86,7 @@ async def bucket_sums(
                 UsageSum({name: row[name] for name in by}, **{name: int(row[name]) for name in SUMMED}),
             )
             for row in rows
+            if row["bucket"] is not None  # a damaged time
         ]
 
     return sums() if len(rows) < MANY_ROWS else await asyncio.to_thread(sums)
@@ -104,6 +105,7 @@ def _sum_days(
     first, last = _to_datetime(begins).date(), _to_datetime(ends - 1).date()
     sums = [sum_of(table.c[name], dialect).label(name) for name in SUMMED]
     statement = _grouped(table, table.c.day, sums, by, only).where(table.c.day >= first, table.c.day <= last)
+    statement = statement.where(*has_valid_day(table.c.day, dialect))
     if coarse:
         return statement.where(tenant_totals.c.tenant_id == tenant_id)
     statement = statement.join(users, users.c.id == table.c.user_id).where(users.c.tenant_id == tenant_id)

@@ -167,6 +167,12 @@ def user_belongs_to_tenant(user_id: ColumnElement[str], tenant: Any, dialect: st
         yield user_id == any_(func.array(ids))
 
 
+def has_valid_day(day: ColumnElement[date], dialect: str) -> Iterator[ColumnElement[bool]]:
+    """Yield the condition that `day` is a date, because SQLite stores any text."""
+    if dialect == "sqlite":
+        yield func.date(day, type_=day.type) == day
+
+
 @lru_cache(maxsize=256)
 def _sum_statement(by: tuple[str, ...], filters: frozenset[str], dialect: str) -> Select:
     """Return the statement for a set of groups and filters.
@@ -179,6 +185,8 @@ def _sum_statement(by: tuple[str, ...], filters: frozenset[str], dialect: str) -
     statement = select(*columns, *sums).select_from(source).where(*_conditions(filters, totals, known["tenant"]))
     if totals is usage_totals and "tenant_id" in filters:
         statement = statement.where(*user_belongs_to_tenant(totals.c.user_id, bindparam("tenant_id"), dialect))
+    if "day" in by:
+        statement = statement.where(*has_valid_day(totals.c.day, dialect))
     return statement.group_by(*columns).order_by(*columns)
 
 

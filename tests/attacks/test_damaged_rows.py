@@ -650,3 +650,26 @@ async def test_a_damaged_user_is_named(tmp_path, url):
         answers.append(await client.post("/api/admin/keys", json={"tenant": "bad", "user": "admin@bad"}))
         for answer in answers:
             assert (answer.status_code, "damaged value" in answer.text) == (400, True), answer.text
+
+
+@pytest.mark.parametrize(("table", "width"), [("tenant_totals", "1d"), ("usage_totals", "1d"), ("usage_records", "1h")])
+async def test_a_damaged_day_is_left_out_of_reports_by_time(tmp_path, url, table, width):
+    """Before the fix, reports by day were a 500 for all tenants, and the tenant's own by the hour."""
+    secret, key, user = await make_key(url, "good")
+    sink, now = LedgerSink(url), utc_now()
+    made = partial(event, tenant_id="good", user_id=user, key_id=key, at=now)
+    await sink.write([made(0), made(1, model="other")])
+    await sink.close()
+    begin, column = now - timedelta(days=2), "created_at" if table == "usage_records" else "day"
+    wrong = f"{now - timedelta(days=1):%Y-%m-%d}x"[: 11 if column == "day" else 10] + (" 99" if column != "day" else "")
+    execute(tmp_path, f"UPDATE {table} SET {column} = '{wrong}' WHERE model = 'other'")
+    group = "user_id" if table == "usage_totals" else "model"
+    async with control(url, key=secret) as client:
+        for path in (
+            f"/api/admin/usage?from={begin:%Y-%m-%d}&by=day{'&by=user' if table == 'usage_totals' else ''}",
+            f"/v1/organization/usage/completions?start_time={begin.timestamp():.0f}&bucket_width={width}"
+            f"&limit={31 if width == '1d' else 72}&group_by={group}",
+        ):
+            answer = await client.get(path)
+            assert answer.status_code == 200, answer.text
+        assert f'"output_tokens":{made(0).output_tokens}' in answer.text
