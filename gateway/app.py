@@ -44,6 +44,7 @@ from llmops.gateway.interfaces import Caller, Usage
 from llmops.gateway.ratelimit.buffered_bytes import BufferedBytes
 from llmops.gateway.ratelimit.rate_limit_check import create_limit_check
 from llmops.gateway.ratelimit.read_limit import ReadLimit
+from llmops.gateway.ratelimit.slots import FairSlots
 from llmops.gateway.routing.admission.degradation import Degradation, create_degradation
 from llmops.gateway.routing.admission.request_queue import DEFAULT_TIER_NAME
 from llmops.gateway.routing.admission.slo_headers import slo_header_checks
@@ -137,7 +138,7 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
         timeouts=settings.timeouts,
         metrics=metrics,
         text_threads=text_threads,
-        intake=BodyReader(settings.limits, settings.timeouts.body, buffered_bytes.take),
+        intake=BodyReader(settings.limits, settings.timeouts.body, buffered_bytes.take, FairSlots(1).slot),
         engine_slots=EngineSlots(settings.limits.queued),
         default_tokens=settings.sampling.max_tokens,
         strict_fields=settings.strict_fields,

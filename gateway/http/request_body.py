@@ -16,8 +16,8 @@ import asyncio
 import json
 import math
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any, NoReturn, TypeVar
 
@@ -35,7 +35,6 @@ from llmops.gateway.errors import (
     missing_parameter,
 )
 from llmops.gateway.http.request_context import RequestContext, context_of
-from llmops.gateway.ratelimit.slots import FairSlots
 from llmops.gateway.settings import RequestLimits
 from llmops.validation_errors import explain_first_error
 
@@ -117,14 +116,14 @@ class BodyReader:
             rejected.
         hold: Counts bytes against the limit on what all requests hold until they end. Raises
             UnavailableError beyond the limit.
-        turns: The turns of callers with expensive bodies, which are examined and parsed one after
-            another.
+        turn: Returns the turn of a caller, by its `Caller.share`, to have an expensive body examined
+            and parsed. One turn is held at a time.
     """
 
     limits: RequestLimits
     timeout: float
     hold: Callable[[int, RequestContext], None]
-    turns: FairSlots = field(default_factory=lambda: FairSlots(1))
+    turn: Callable[[str], AbstractAsyncContextManager[None]]
 
     async def load(self, model: type[M], request: Request) -> M:
         """Read the request's body and return it as a `model`.
@@ -138,7 +137,7 @@ class BodyReader:
         is_expensive = len(body) > SLICE_BYTES or (
             len(body) > _UNWEIGHED_BYTES and _json_cost(body) > _MAX_UNQUEUED_COST
         )
-        async with self.turns.slot(context.caller.share) if is_expensive else nullcontext():
+        async with self.turn(context.caller.share) if is_expensive else nullcontext():
             cost, suspect = await check_json_size(body, self.limits.json_values, self.limits.prompt_bytes)
             if cost:
                 self.hold(PARSED_BYTES * cost, context)

@@ -22,6 +22,7 @@ from llmops.control.usage_api import CallerUsageQuery
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.http import request_body
 from llmops.gateway.http.request_body import PARSED_BYTES, BodyReader, check_json_size, parse_body
+from llmops.gateway.ratelimit.slots import FairSlots
 from llmops.gateway.schemas.chat_request import ChatRequest
 from llmops.gateway.schemas.request_fields import RequestModel
 from llmops.gateway.settings import RequestLimits
@@ -113,7 +114,7 @@ async def test_the_event_loop_parses_one_expensive_body_per_iteration(monkeypatc
 
     monkeypatch.setattr(request_body, "parse_body", record_parse)
     body = json.dumps({"before": "", "value": [{}] * 1000}).encode()
-    reader = BodyReader(RequestLimits(), 30.0, lambda size, context: None)
+    reader = BodyReader(RequestLimits(), 30.0, lambda size, context: None, FairSlots(1).slot)
 
     async def receive() -> Message:
         return {"type": "http.request", "body": body}
@@ -139,7 +140,7 @@ async def test_large_bodies_are_examined_one_after_another_and_callers_take_turn
 
     monkeypatch.setattr(request_body, "check_json_size", counted)
     body = json.dumps({"before": "", "value": "a" * 200_000}).encode()
-    reader = BodyReader(RequestLimits(), 30.0, lambda size, context: None)
+    reader = BodyReader(RequestLimits(), 30.0, lambda size, context: None, FairSlots(1).slot)
 
     async def receive() -> Message:
         return {"type": "http.request", "body": body}

@@ -25,6 +25,7 @@ from llmops.gateway.http.request_body import SLICE_BYTES, BodyReader, json_cost_
 from llmops.gateway.http.request_context import RequestContext, client_network
 from llmops.gateway.interfaces import Caller, Outcome
 from llmops.gateway.ratelimit.buffered_bytes import BufferedBytes
+from llmops.gateway.ratelimit.slots import FairSlots
 from llmops.gateway.settings import RequestLimits
 from llmops.gateway.telemetry import event_loop_lag
 from tests.support.gateway_stack import BODIES, CHAT, COMPLETIONS, RESPONSES, running, text_of
@@ -156,7 +157,7 @@ async def test_a_slow_body_is_408_and_closed(card, tokenizer, monkeypatch, name)
 
 @given(st.floats(0, 1e5), st.integers(0, 2**24))
 def test_a_body_has_its_patience_for_each_part_and_ten_times_for_all(passed, size):
-    left = BodyReader(RequestLimits(), 30.0, lambda size, context: None).seconds_left(passed, size)
+    left = BodyReader(RequestLimits(), 30.0, lambda size, context: None, FairSlots(1).slot).seconds_left(passed, size)
     assert left <= 30
     assert (left > 0) == (passed < min(300, 30 + size / 1024))
 
