@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import nullcontext
 from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
@@ -20,7 +21,12 @@ from llmops.gateway.interfaces import Caller
 from llmops.gateway.settings import RequestLimits
 
 #: Admin bodies have a few fields, so a body over 64 KiB is a mistake or an attack.
-BODY_READER = BodyReader(RequestLimits(body_bytes=64 * 2**10), timeout=30.0, hold=lambda size, context: None)
+BODY_READER = BodyReader(
+    RequestLimits(body_bytes=64 * 2**10),
+    timeout=30.0,
+    hold=lambda size, context: None,
+    turn=lambda share: nullcontext(),
+)
 
 #: Number of items of a list that are read at a time. Converting 500 keys blocks the event loop for
 #: some 50 ms.

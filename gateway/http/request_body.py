@@ -116,8 +116,8 @@ class BodyReader:
             rejected.
         hold: Counts bytes against the limit on what all requests hold until they end. Raises
             UnavailableError beyond the limit.
-        turn: Returns the turn of a caller, by its `Caller.share`, to have an expensive body examined
-            and parsed. One turn is held at a time.
+        turn: Returns the turn of a caller, by its `Caller.share`, to have an expensive body
+            examined and parsed. One turn is held at a time.
     """
 
     limits: RequestLimits
