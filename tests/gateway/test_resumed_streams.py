@@ -175,7 +175,7 @@ async def test_a_valkey_that_goes_away_in_the_middle_ends_nothing(told, tmp_path
             away = await other.get(f"{CHAT}/{reader.run}", timeout=GENEROUS)
             assert (away.status_code, away.json()["error"]["code"]) == (503, "streams_unavailable")
             own.start()
-            await eventually(lambda: caplog.text.count("answers again") == 2)
+            await eventually(lambda: caplog.text.count("running answers survive") == 2)
             after = ResumingReader("And after?")
             await after.read(one, 3)
             assert await after.whole(other) == told.text("And after?")
