@@ -38,6 +38,11 @@ DAMAGED = (InputError, *MALFORMED)
 CLOCK_TOLERANCE = timedelta(seconds=2)
 
 
+#: Maximum of a sum in a row of the totals. A thousand such rows add up to less than 2**63, above
+#: which a database's sum would fail or become a float.
+MAX_SUM = 2**53 - 1
+
+
 class UtcDateTime(TypeDecorator[datetime]):
     """A timezone-aware datetime, stored as UTC text in SQLite, which has no time zones.
 
@@ -102,6 +107,17 @@ def byte_length(connection: AsyncConnection, column: ColumnElement[Any]) -> Colu
     if connection.dialect.name == "sqlite":
         return func.length(cast(column, LargeBinary))
     return func.octet_length(column)
+
+
+def sum_of(column: ColumnElement[int], dialect: str) -> ColumnElement[int]:
+    """Return the SQL expression for the sum of a column that is never negative.
+
+    SQLite stores values of any type, and fails on sums above 2**63. Damaged values therefore count
+    as 0 there.
+    """
+    if dialect == "sqlite":
+        column = case((column.between(0, MAX_SUM), column), else_=0)
+    return func.sum(column)
 
 
 class ClientText(TypeDecorator[str]):

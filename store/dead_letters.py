@@ -15,10 +15,9 @@ from typing import NamedTuple
 from sqlalchemy import Connection, RowMapping, and_, case, delete, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llmops.store.columns import database_time, insert
+from llmops.store.columns import database_time, insert, sum_of
 from llmops.store.damaged_rows import read_undamaged
 from llmops.store.tables import dead_letters, ledger_reads
-from llmops.store.usage_queries import sum_of
 
 #: Number of rows above which unsigned values are only counted, to bound the disk space of values
 #: that any writer to the topic can send.

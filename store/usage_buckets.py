@@ -14,8 +14,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
+from llmops.store.columns import sum_of
 from llmops.store.tables import SUMMED, tenant_totals, usage_records, usage_totals, users
-from llmops.store.usage_queries import MANY_ROWS, UsageSum, has_valid_day, sum_of, user_belongs_to_tenant
+from llmops.store.usage_queries import MANY_ROWS, UsageSum, has_valid_day, user_belongs_to_tenant
 
 DAY = 86_400
 

@@ -7,11 +7,12 @@ from datetime import UTC, date, datetime
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, FromClause, RowMapping, Select, Table, any_, bindparam, case, func, select
+from sqlalchemy import ColumnElement, FromClause, RowMapping, Select, Table, any_, bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from llmops.store.columns import sum_of
 from llmops.store.tables import SUMMED, dead_letters, gateways, tenant_totals, usage_records, usage_totals, users
-from llmops.store.usage_writes import MAX_SEQUENCE, MAX_SEQUENCE_LEAD, MAX_SUM
+from llmops.store.usage_writes import MAX_SEQUENCE, MAX_SEQUENCE_LEAD
 
 GROUPS = ("day", "tenant", "user", "model", "key")
 _COARSE = frozenset({"day", "tenant", "model"})
@@ -83,17 +84,6 @@ async def sum_usage(
         return [UsageSum(group=_group(row, by), **{name: int(row[name]) for name in SUMMED}) for row in rows]
 
     return sums() if len(rows) < MANY_ROWS else await asyncio.to_thread(sums)
-
-
-def sum_of(column: ColumnElement[int], dialect: str) -> ColumnElement[int]:
-    """Return the SQL expression for the sum of a column that is never negative.
-
-    SQLite stores values of any type, and fails on sums above 2**63. Damaged values therefore count
-    as 0 there.
-    """
-    if dialect == "sqlite":
-        column = case((column.between(0, MAX_SUM), column), else_=0)
-    return func.sum(column)
 
 
 async def spent_micros(

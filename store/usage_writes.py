@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Table, case, select, update
 
-from llmops.store.columns import DAMAGED, canonical_uuid, insert
+from llmops.store.columns import DAMAGED, MAX_SUM, canonical_uuid, insert
 from llmops.store.tables import (
     SUMMED,
     api_keys,
@@ -32,9 +32,6 @@ GAP_PAGE_SIZE = 2000
 GATEWAY_LOST = "gateway_lost"
 #: Maximum number of an event. JSON readers represent integers up to this value exactly.
 MAX_SEQUENCE = 2**53 - 1
-#: Maximum of a sum in a row of the totals. A thousand such rows add up to less than 2**63, above
-#: which a database's sum would fail or become a float.
-MAX_SUM = MAX_SEQUENCE
 #: Maximum distance of an event's number from the high-water mark: fifty times the window of
 #: unconfirmed events. After a larger jump (a ledger restored from a backup), counting continues
 #: after the gap.
