@@ -1058,7 +1058,7 @@ class GatewaySettings(_Section):
     @property
     def tenants_apart(self) -> bool:
         """Return True if tenants do not share cached prefixes."""
-        return (self.cache_scope or ("tenant" if self.store else "")) == "tenant"
+        return (self.cache_scope or ("tenant" if self.store or self.oidc else "")) == "tenant"
 
     @property
     def queues_requests(self) -> bool:

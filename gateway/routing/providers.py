@@ -180,20 +180,27 @@ class ProviderModel(GenerativeModel):
 
 
 class Provider:
-    """A provider, with its key and the connections to it."""
+    """A provider, with its key and the connections to it.
 
-    def __init__(self, name: str, settings: ProviderSettings, connect: float) -> None:
+    Attributes:
+        hides_cached_tokens: True if counts of cached tokens would tell tenants what others asked,
+            because the provider has one prefix cache for all requests with its key.
+    """
+
+    def __init__(self, name: str, settings: ProviderSettings, connect: float, tenants_apart: bool = False) -> None:
         """Create a provider and read its key.
 
         Args:
             name: Name of the provider in the settings.
             settings: Settings of the provider.
             connect: Maximum seconds for connecting.
+            tenants_apart: True if tenants do not share cached prefixes.
 
         Raises:
             InputError: The key cannot be read.
         """
         self.name, self.settings = name, settings
+        self.hides_cached_tokens = tenants_apart and (len(settings.tenants) > 1 or EVERY_TENANT in settings.tenants)
         self.slots = FairSlots(settings.concurrent)
         key = _read_key(name, settings)
         headers = {"accept": "text/event-stream", "accept-encoding": "identity", OVERFLOW_HEADER: "1"}
@@ -255,7 +262,7 @@ class Providers:
         if settings is None:
             return
         for name, one in settings.providers.items():
-            self._providers[name] = Provider(name, one, settings.timeouts.connect)
+            self._providers[name] = Provider(name, one, settings.timeouts.connect, settings.tenants_apart)
         for alias, models in settings.provider_aliases.items():
             named = [one.split("/", 1) for one in models]
             self.models[alias] = [self._providers[provider].model(model) for provider, model in named]
@@ -394,6 +401,8 @@ class ProviderStream(TokenStream):
                 raise self._unusable("the stream ended before the answer was complete")
             if counts is not None:
                 self.usage = bounded_usage(counts.usage(), self._body, self._context_tokens)
+                if self._provider.hides_cached_tokens:
+                    self.usage = self.usage._replace(cached_tokens=None)
             await _read_end(lines)
 
     def _refusal(self, response: httpx.Response) -> ApiError:

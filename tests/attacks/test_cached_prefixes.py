@@ -15,7 +15,7 @@ from llmops.gateway.app import create_app
 from llmops.gateway.generation.app_state import AppState
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Caller
-from llmops.gateway.settings import GatewaySettings
+from llmops.gateway.settings import GatewaySettings, OidcSettings
 from tests.attacks.harness import record, scaled
 from tests.gateway.test_auto_model import auto, user, vectors_of
 from tests.support.model_code import put_on_path
@@ -67,6 +67,13 @@ def test_a_gateway_keeps_tenants_apart_in_front_of_one_server_too(settings: dict
     service: AppState = create_app(GatewaySettings(**settings)).state.service
     salts = {service.cache_salt(caller) for caller in ("a/1", "a/2", "b/1")}
     assert (len(salts), service.cache_salt("")) == (2 if settings.get("cache_scope") == "tenant" else 1, 0)
+
+
+def test_the_tenants_of_tokens_share_no_prefixes() -> None:
+    """Before the fix, tenants that only an OIDC issuer names shared the cache of a gateway without a store."""
+    issuer = OidcSettings(issuer="https://id.example", audience="llmops")
+    assert GatewaySettings(oidc=issuer).tenants_apart
+    assert not GatewaySettings(oidc=issuer, cache_scope="shared").tenants_apart
 
 
 async def test_the_head_of_an_alias_embeds_each_tenants_texts(tmp_path: Path) -> None:

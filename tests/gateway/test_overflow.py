@@ -144,6 +144,26 @@ async def test_a_provider_that_leaves_its_connection_open_has_reported_its_usage
     await providers.close()
 
 
+@pytest.mark.parametrize(
+    ("tenants", "scope", "cached"),
+    [
+        (["acme"], "tenant", 5),
+        (["acme", "beta"], "tenant", None),
+        (["*"], "tenant", None),
+        (["*"], "shared", 5),
+    ],
+)
+async def test_counts_of_a_provider_tell_no_tenant_what_another_asked(scripted, tenants, scope, cached):
+    """Before the fix, a tenant that guessed another's prompt was told that the provider had it cached."""
+    usage = {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 5}}
+    scripted.says(delta("stop", content="Hi"), {"choices": [], "usage": usage}, "[DONE]")
+    providers = Providers(GatewaySettings(**settings_for(scripted.url, tenants=tenants), cache_scope=scope))
+    stream = ProviderStream(providers.models["best"][0].provider, {"messages": MESSAGES}, 100, "")
+    await eventually(lambda: stream.usage is not None)
+    assert stream.usage == Usage(7, 3, 0, cached)
+    await providers.close()
+
+
 async def test_an_alias_that_chooses_a_model_overflows_too(card, tokenizer, provider):
     given = settings_for(provider.url)
     given["aliases"] = {"best": {"small": "tiny", "large": "larger", "overflow": ["cloud/big"]}}
