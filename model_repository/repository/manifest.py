@@ -148,28 +148,37 @@ def editable_by_others(folder: Path) -> list[str]:
     These are files and folders that every user or a shared group may write, and those that belong
     to another user. A user who may write or own a folder above the repository or engine `folder`,
     or above the target of a link, can replace it, so these folders are checked as well. Users may
-    rename only their own files in a sticky folder.
+    rename only their own files in a sticky folder. With an access control list, the group's bits of
+    a mode are those of all listed users.
     """
     root, given = folder.resolve(), folder.absolute()
     inside = [root, *_files(root, folders=True), *root.glob(REPOSITORY_FILE)]
     targets = {path.resolve() for path in inside if path.is_symlink() and path.exists()}
     targets = {path for path in targets if not path.is_relative_to(root)}
     above = sorted({given, *given.parents, *root.parents, *(up for path in targets for up in path.parents)} - {root})
-    found = [(str(path), path.lstat(), 0) for path in sorted(targets)]
-    found += [(str(path.relative_to(root)), path.lstat(), 0) for path in inside]
-    found += [(str(path), path.lstat(), stat.S_ISVTX) for path in above]
+    found = [(str(path), path, 0) for path in sorted(targets)]
+    found += [(str(path.relative_to(root)), path, 0) for path in inside]
+    found += [(str(path), path, stat.S_ISVTX) for path in above]
     private = _private_groups()
+    shared = stat.S_IWOTH | stat.S_IWGRP
     # skip the mode of links, which is always 0777
     return [
         name
-        for name, status, sticky in found
-        if status.st_uid not in (0, os.geteuid())
+        for name, path, sticky in found
+        if (status := path.lstat()).st_uid not in (0, os.geteuid())
         or (
-            status.st_mode & (stat.S_IWOTH if status.st_gid in private else stat.S_IWOTH | stat.S_IWGRP)
+            status.st_mode & (stat.S_IWOTH if status.st_gid in private and not _has_acl(path) else shared)
             and not status.st_mode & sticky
             and not stat.S_ISLNK(status.st_mode)
         )
     ]
+
+
+def _has_acl(path: Path) -> bool:
+    """Return True if an access control list names users or groups beside the owner and the group."""
+    with suppress(OSError):
+        return bool(os.getxattr(path, "system.posix_acl_access", follow_symlinks=False))
+    return False
 
 
 def _private_groups() -> set[int]:

@@ -450,3 +450,22 @@ def test_an_engine_that_a_group_may_edit_is_refused_where_asked(name: str, tmp_p
         check_unedited(repository, marker, strict=True)
     path.chmod(path.stat().st_mode & ~0o020)
     check_unedited(repository, marker, strict=True)
+
+
+@pytest.mark.parametrize("name", [".", "tokenizer/tokenizer.json", "engine.json", ".."])
+def test_an_engine_that_an_access_control_list_opens_is_refused_where_asked(name: str, tmp_path: Path) -> None:
+    """Before the fix, a user whom a list lets write passed as the private group, whose bits hold the list's mask."""
+    engine, repository, marker = served_engine(tmp_path / "own")
+    path = (engine / name).resolve()
+    owner, user, group, mask, other = 1, 2, 4, 0x10, 0x20
+    entries = [(owner, 7, -1), (user, 7, 65534), (group, 5, -1), (mask, 7, -1), (other, 5, -1)]
+    acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
+    try:
+        os.setxattr(path, "system.posix_acl_access", acl)
+    except OSError:
+        pytest.skip("the file system has no access control lists")
+    with pytest.raises(InputError, match="writable by others or by a group"):
+        check_unedited(repository, marker, strict=True)
+    os.removexattr(path, "system.posix_acl_access")
+    path.chmod(path.stat().st_mode & ~0o020)
+    check_unedited(repository, marker, strict=True)
