@@ -187,12 +187,14 @@ class ProviderChoice(Choice):
         if self.done:
             return ""
         choice = cast(ProviderBatch, batch).choice
-        pieces = [self._segments.add(piece) for piece in _pieces(choice.delta)]
-        text = "".join(pieces)
+        pieces = list(_pieces(choice.delta))
+        text = "".join(map(self._segments.add, pieces))
         self._pieces += len(pieces)
-        if text:
+        # The names of functions are generated tokens, too.
+        generated = text + "".join(piece.name or "" for piece in pieces if isinstance(piece, ToolCallDelta))
+        if generated:
             self._deltas += 1
-            self._bytes += len(text.encode("utf-8", "replace"))
+            self._bytes += len(generated.encode("utf-8", "replace"))
             estimate = max(self._deltas, self._bytes // BYTES_PER_TOKEN)
             self.completion_tokens = min(estimate, self.max_tokens)
         if choice.finish_reason is not None:

@@ -492,6 +492,19 @@ async def test_the_page_shows_a_tool_call_as_it_arrives_and_who_answered(card, t
         await done.get_by_text("Calls find").wait_for()
 
 
+async def test_the_names_of_called_functions_are_estimated_too(card, tokenizer, scripted):
+    """Before the fix, fifty names of 60 characters were billed as 50 tokens, one for each event."""
+    calls = [
+        {"index": at, "id": f"call_{at}", "type": "function", "function": {"name": "find" * 15, "arguments": "{}"}}
+        for at in range(50)
+    ]
+    scripted.says(*(delta(tool_calls=[call]) for call in calls), delta("tool_calls"), "[DONE]")
+    tools = [{"type": "function", "function": {"name": "find" * 15, "parameters": {"type": "object"}}}]
+    async with overflowing(card, tokenizer, **settings_for(scripted.url)) as own:
+        usage = (await own.chat(tools=tools, max_tokens=2000)).json()["usage"]
+    assert usage["completion_tokens"] == 50 * 62 // 3
+
+
 async def test_a_provider_bills_no_more_than_the_request_and_its_context_allow(card, tokenizer, scripted):
     two_billion = dict.fromkeys(("prompt_tokens", "completion_tokens"), 2**31 - 1)
     async with overflowing(card, tokenizer, **settings_for(scripted.url, context=1000)) as own:
