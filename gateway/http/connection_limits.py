@@ -140,7 +140,7 @@ class ConnectionLimits:
         rejecting: The number of connections that are being rejected.
         pipelined: The bytes that wait behind requests.
         unread: The connections whose clients do not read, with the bytes in their buffers.
-        unfinished: The bytes of large incomplete headers.
+        unfinished: The bytes of the large headers of incomplete requests.
         descriptors: The maximum number of file descriptors of the process.
     """
 
@@ -234,14 +234,14 @@ class ConnectionLimits:
         worst.abort()
 
     def hold_header(self, connection: Connection, size: int) -> None:
-        """Set the bytes of a large incomplete header.
+        """Set the bytes of the large header of an incomplete request.
 
         Beyond the limit, the connections of the addresses that hold the most bytes are dropped.
         """
         for worst in self.unfinished.hold(connection, size):
             self.report(
                 "header_bytes",
-                f"{worst.address} sent a header that was incomplete and too large; its connection was closed.",
+                f"{worst.address} sent a large header and did not complete the request; its connection was closed.",
             )
             worst.abort()
 

@@ -93,7 +93,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         _framing: The number of bytes by which the framing of a chunked body exceeds its content so
             far.
         _closing: True once all further bytes are dropped.
-        _holds_header: True if the limits count the bytes of an incomplete header.
+        _large_header: The size of a large header whose body is incomplete, in bytes, else 0.
+        _holds_header: True if the limits count the bytes of a header.
         _timer: Closes the connection if a header is late, or if the client keeps sending a request
             that has been answered.
         _unread_timer: Checks whether the client reads its response.
@@ -110,6 +111,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     _parts: list[bytes]
     _framing = 0
     _closing = False
+    _large_header = 0
     _holds_header = False
     _timer: asyncio.TimerHandle | None = None
     _unread_timer: asyncio.TimerHandle | None = None
@@ -221,12 +223,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             start = end
             if self._closing or self.transport.is_closing():
                 return
-        if self._head > 0:
-            if self._timer is None:
-                self._start_header_timer()
-            if self._head > SMALL_HEADER and self.address is not None:
-                self._holds_header = True
-                self.limits.hold_header(self, self._head)
+        if self._head > 0 and self._timer is None:
+            self._start_header_timer()
+        size = self._head if self._head > 0 else self._large_header
+        if size > SMALL_HEADER and self.address is not None:
+            self._holds_header = True
+            self.limits.hold_header(self, size)
 
     def _release_header(self) -> None:
         self._holds_header = False
@@ -332,15 +334,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        is_large = self._head > SMALL_HEADER
-        if self._holds_header:
-            self._release_header()
+        self._large_header = self._head if self._head > SMALL_HEADER else 0
         self._head = -1
         self._body = self._framing = 0
         self._length = None
         self._stop_timer()
         super().on_headers_complete()
-        if is_large:
+        if self._large_header:
             # uvicorn would keep the large header in memory until the next request.
             self.cycle.keep_alive = False
 
@@ -352,7 +352,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._parts:
             body, self._parts = b"".join(self._parts), []
             super().on_body(body)
-        self._head = 0
+        self._head = self._large_header = 0
+        if self._holds_header:
+            self._release_header()
         self._stop_timer()
         super().on_message_complete()
 

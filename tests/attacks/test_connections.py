@@ -231,6 +231,17 @@ def test_headers_are_not_kept_in_memory(start):
             hold(stack, gateway, count, 50, sent)
 
 
+def test_headers_of_incomplete_requests_are_not_kept_in_memory(start):
+    """Before the fix, a header of 59 KB that was complete counted nowhere while its body was not."""
+    count = scaled(1000, 3000)
+    gateway = start(limits={"connections_per_client": 0})
+    status(gateway, LIVE)
+    fields = b"".join(b"x-%03d: %b\r\n" % (number, b"v" * 232) for number in range(240))
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 200\r\n" + fields + b"\r\n" + b" " * 100
+    with contextlib.ExitStack() as stack, max_growth(gateway, 16 * MIB + count * PER_HEADER), Neighbour(gateway):
+        hold(stack, gateway, count, 50, head)
+
+
 def test_a_trailer_is_no_header(start):
     gateway = start()
     origin = b"origin: https://evil.example\r\n"
