@@ -55,6 +55,9 @@ def test_a_page_of_another_site_cannot_make_a_browser_post(gateway, engine, path
     for media_type in (simple, simple + b";charset=application/json", simple + b";a=+json", b"content-type:"):
         assert b"foreign_origin" in post(media_type, b"origin: https://evil.example")
         assert b"foreign_origin" in post(media_type, b"origin: null")
+        # before the fix, a key that a proxy adds for the user made such a request count as asked
+        assert b"foreign_origin" in post(media_type, b"origin: https://evil.example", b"authorization: Bearer key")
     assert engine.requests == before
-    for own in ([simple, b"origin: http://localhost:9000"], [simple]):
+    asked = [b"content-type: application/json", b"origin: https://app.example", b"authorization: Bearer key"]
+    for own in ([simple, b"origin: http://localhost:9000"], [simple], asked):
         assert b"foreign_origin" not in post(*own)
