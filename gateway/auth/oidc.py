@@ -96,11 +96,11 @@ class OidcDirectory(Directory):
         if self._members is not None:
             identity, owns = Identity(self._settings.issuer, subject), _owns_address(claims, wanted.user, user)
             return await self._members.member(tenant, user, identity, scopes, until, owns_address=owns)
-        user_id = str(uuid5(NAMESPACE_URL, f"{self._settings.issuer}#{subject}"))
-        # Quoted, because a cache or a queue is named by `tenant/...`: a slash in the tenant's name
-        # must not end the name.
-        share = f"{quote(tenant, safe='')}/{user_id}"
-        return Caller(tenant, user_id, share=share, scopes=scopes, until=until)
+        # Quoted, because the name must not end the parts before or behind it.
+        quoted = quote(tenant, safe="")
+        # A person in two tenants is two users.
+        user_id = str(uuid5(NAMESPACE_URL, f"{self._settings.issuer}#{quoted}#{subject}"))
+        return Caller(tenant, user_id, share=f"{quoted}/{user_id}", scopes=scopes, until=until)
 
     async def close(self) -> None:
         await self._jwks.close()

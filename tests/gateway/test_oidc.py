@@ -127,13 +127,17 @@ async def test_a_token_says_whose_it_is(issuer):
             assert caller.share == f"acme/{caller.user_id}"
 
 
-async def test_tenants_whose_names_have_slashes_share_no_cache_and_no_queue(issuer):
-    """Before, what stands before the first slash was the tenant: nothing of Keycloak's groups `/acme` and `/evil`."""
+async def test_tenants_whose_names_have_slashes_share_no_cache_no_queue_and_no_user(issuer):
+    """Before, what stands before the first slash was the tenant: nothing of Keycloak's groups `/acme` and `/evil`.
+
+    A person's tokens for another tenant of the issuer also read what the person had stored in the first.
+    """
     async with tokens_of(issuer) as tokens:
         names = ["acme", "acme/a", "acme/b", "acme%2Fa", "/acme", "/evil"]
         callers = [await tokens.find(issuer.token(tenant=name)) for name in names]
     assert [caller.tenant_id for caller in callers] == names
     assert len({caller.share.partition("/")[0] for caller in callers}) == len(names)
+    assert len({caller.owner for caller in callers}) == len(names)
 
 
 WRONG = "This token is malformed, or its issuer did not sign it; get a new one."
