@@ -14,9 +14,11 @@ local KEEP, KEEP_ENDED, KEEP_BILLED = 3600000, 60000, 7 * 86400000
 local function replaced(by, id) return prefix .. ':replaced:' .. by .. ':' .. id end
 local function write(id, record, cached, offset, tokens, ended, taken)
   local answer, stored, billed = prefix .. ':answer:' .. id, prefix .. ':tokens:' .. id, prefix .. ':billed:' .. id
-  local owner, before, over = unpack(redis.call('HMGET', answer, 'gateway', 'record', 'end'))
-  -- an answer that continues a message has the id of the one before
-  local other = before and record ~= '' and record ~= before
+  local owner, over = unpack(redis.call('HMGET', answer, 'gateway', 'end'))
+  -- an answer that continues a message has the id of the one before; a record of up to a megabyte is
+  -- not read for each token
+  local before = record ~= '' and redis.call('HGET', answer, 'record')
+  local other = before and record ~= before
   -- a lost gateway's answer, which no gateway has taken over yet, must not go on beside its continuation
   local lost = owner and tonumber(redis.call('ZSCORE', prefix .. ':gateways', owner) or 0) <= now
   if other and (over or lost) then

@@ -107,10 +107,6 @@ def _is_number(reply: Any) -> bool:
     return isinstance(reply, int)
 
 
-def _is_pair(reply: Any) -> bool:
-    return isinstance(reply, list) and len(reply) == 2
-
-
 def _is_read(reply: Any) -> bool:
     """Return True if the reply is an answer's tokens and end, or is empty."""
     return reply == [] or (_are_texts(reply, 2) and len(reply[0]) % _ONE_TOKEN.size == 0)
@@ -444,19 +440,19 @@ class CheckpointStore:
         try:
             pipe = self._client.pipeline(transaction=False)
             for answer, billed in zip(keys[::2], keys[1::2], strict=True):
-                pipe.hmget(answer, "record", "end")
+                pipe.hexists(answer, "record")
+                pipe.hexists(answer, "end")
                 pipe.exists(billed)
             replies = await pipe.execute(raise_on_error=False)
             # No gateway continues an answer whose record is damaged.
-            found = [[None, None] if _is_damage(one) else one for one in replies[::2]]
-            found = _checked(found, len(answer_ids), _is_pair)
-            bills = _checked(replies[1::2], len(answer_ids), _is_number)
+            found = [False if _is_damage(one) else one for one in replies]
+            found = _checked(found, 3 * len(answer_ids), _is_number)
         except FAILURES:
             return None
         owners, now = {}, asyncio.get_running_loop().time()
-        for one, (record, end), billed in zip(answer_ids, found, bills, strict=True):
-            is_offered = record is not None and end is None
-            if record is None:
+        for one, has_record, has_end, billed in zip(answer_ids, found[::3], found[1::3], found[2::3], strict=True):
+            is_offered = has_record and not has_end
+            if not has_record:
                 is_offered = now < self._unknown_until.setdefault(one, now + self.lease)
             if is_offered and not billed:
                 owners[one] = UsageOwner.OFFERED

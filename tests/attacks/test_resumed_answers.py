@@ -291,6 +291,29 @@ async def test_large_requests_of_some_owners_hold_up_no_answer_of_another(valkey
     await store.close()
 
 
+async def test_a_large_request_is_not_read_for_each_token_or_search_for_its_gateway(valkey):
+    """Before the fix, 100 answers with requests of 0.9 MB blocked Valkey for 130 ms per token."""
+    store = CheckpointStore(valkey.url, GENEROUS)
+    await store.start(lambda _: None)
+    answer = store.checkpoint("of:answer")
+    answer.register(b"x" * 900_000)
+    answer.add([1], None)
+    await eventually(lambda: answer.known == 4)
+    with Redis.from_url(valkey.url) as client, client.monitor() as monitor:
+        sent = client.info("stats")["total_net_output_bytes"]
+        answer.add([2], None)
+        await eventually(lambda: answer.known == 8)
+        assert await store.usage_owners(["of:answer"]) == {"of:answer": UsageOwner.OFFERED}
+        assert client.info("stats")["total_net_output_bytes"] - sent < 100_000
+        client.ping()
+        commands = [next(monitor.listen())["command"]]
+        while commands[-1] != "PING":
+            commands.append(next(monitor.listen())["command"])
+    assert any(command.startswith("SETRANGE") for command in commands)
+    assert not [command for command in commands if command.startswith(("HMGET", "HGET ")) and "record" in command]
+    await store.close()
+
+
 async def test_long_answers_that_are_read_elsewhere_hold_up_no_reader_of_another(valkey):
     """Before the fix, one call had the tokens of 256 answers, and each next call tried the same again."""
     writer, reader = CheckpointStore(valkey.url, GENEROUS), CheckpointStore(valkey.url, GENEROUS)
