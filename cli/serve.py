@@ -114,6 +114,7 @@ def command(
     most --exit-timeout; then no process and no shared memory is left. A second signal ends running
     requests at once.
     """
+    from llmops.background_output import write_in_background
     from llmops.model_repository.launch import start_triton
     from llmops.model_repository.server.command import LaunchOptions, Ports
     from llmops.model_repository.server.fault_watch import MachineFaultError, RestartBudget
@@ -146,6 +147,8 @@ def command(
 
         click.echo(describe_launch(repository, options, strict))
         return None
+    # neither Triton, whose log this process reads, nor a restart waits for the reader of the output
+    write_in_background()
     stop, sources, budget = _stop_event(), _fault_sources(gpu_faults, hang_timeout), RestartBudget(restarts)
 
     def run() -> None:

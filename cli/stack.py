@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from llmops.background_output import write_in_background
 from llmops.build.engine_folder.manifest import FILE_NAME
 from llmops.build.job.build_engine import build
 from llmops.build.spec import BuildSpec
@@ -236,6 +237,7 @@ class Stack:
             ResourceError: The machine has too few GPUs.
             ServerError: A model does not load; the message has Triton's reason.
         """
+        write_in_background()
         shares = gpus_of_replicas(repository, count)
         for triton in [self._start(repository, visible_gpus=gpus) for gpus in shares]:
             self._await(triton)

@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from time import monotonic
 from typing import Any
 
+from llmops.background_output import write_in_background
 from llmops.untrusted_text import escape_unsafe
 
 #: The id of the request that the current task serves, empty outside of requests.
@@ -97,7 +98,11 @@ def request_logger(name: str) -> logging.Logger:
 
 
 def configure_logging(level: str) -> None:
-    """Set up logging of the process to standard error. Only entry points of commands call this."""
+    """Set up logging of the process to standard error. Only entry points of commands call this.
+
+    No logger waits for the reader of standard error.
+    """
+    write_in_background()
     handler = logging.StreamHandler()
     handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     handler.addFilter(RepeatedTracebacks())

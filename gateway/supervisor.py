@@ -1,6 +1,7 @@
 """Supervision of several gateway processes that serve one port.
 
-The processes are forked before anything is connected or any thread is started.
+The processes are forked before anything is connected or any thread is started, except the threads
+that write standard output and standard error.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from llmops.background_output import finish_output
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +105,7 @@ class Supervisor:
         except Exception:
             log.exception("Worker %d", index)
         finally:
+            finish_output()
             os._exit(code)
 
     def _leave_supervisor(self, parent: int) -> None:

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from llmops.background_output import LineFile
 from llmops.errors import ResourceError
 from llmops.gateway.telemetry.request_timeline import FinishedRequest
 
-#: Size in bytes up to which a write to a pipe is atomic, even with several writers (PIPE_BUF).
-_MAX_ATOMIC_WRITE = 4096
 _STDOUT = 1
 
 
@@ -50,7 +49,7 @@ def _milliseconds(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1e3, 3)
 
 
-class AccessLogFile:
+class AccessLogFile(LineFile):
     """A file to which several processes append whole lines.
 
     If the file was moved away (log rotation), it is created again.
@@ -66,9 +65,8 @@ class AccessLogFile:
             ResourceError: The file cannot be written.
         """
         self._path = None if place == "-" else Path(place)
-        self._torn = False
         try:
-            self._file = self._open()
+            super().__init__(self._open())
         except OSError as error:
             reason = "it is a pipe without a reader" if error.errno == errno.ENXIO else error.strerror or error
             raise ResourceError(
@@ -79,17 +77,11 @@ class AccessLogFile:
     def write(self, batch: Sequence[FinishedRequest]) -> None:
         """Append a line for each request. Raises OSError if the file cannot be written."""
         self._follow()
-        piece = b""
-        for line in map(str.encode, map(format_line, batch)):
-            if piece and len(piece) + len(line) > _MAX_ATOMIC_WRITE:
-                self._write(piece)
-                piece = b""
-            piece += line
-        self._write(piece)
+        self.write_lines(map(str.encode, map(format_line, batch)))
 
     def close(self) -> None:
-        if self._file != _STDOUT:
-            os.close(self._file)
+        if self.descriptor != _STDOUT:
+            os.close(self.descriptor)
 
     def _open(self) -> int:
         if self._path is None:
@@ -101,16 +93,8 @@ class AccessLogFile:
 
     def _follow(self) -> None:
         if self._path is not None and not (
-            self._path.exists() and os.path.samestat(self._path.stat(), os.fstat(self._file))
+            self._path.exists() and os.path.samestat(self._path.stat(), os.fstat(self.descriptor))
         ):
             new = self._open()
             self.close()
-            self._file = new
-
-    def _write(self, piece: bytes) -> None:
-        """Write whole lines. Begin with a line break if a full disk cut off the last line."""
-        left = b"\n" + piece if self._torn else piece
-        while left:
-            written = os.write(self._file, left)
-            left = left[written:]
-            self._torn = bool(left)
+            self.descriptor = new

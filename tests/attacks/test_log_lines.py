@@ -3,20 +3,27 @@
 import io
 import json
 import logging
+import os
+import re
+import signal
 import time
+from contextlib import suppress
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import httpx
 import pytest
+import yaml
 
 from llmops.gateway.conversations.response_store import ResponseRecord
 from llmops.gateway.errors import OverloadedError, UnavailableError, log_detail
 from llmops.gateway.logging_setup import REQUEST_LINES, RepeatedTracebacks, current_request
-from tests.attacks.harness import exchange, record, scaled
+from tests.attacks.harness import LIVE, exchange, posted, record, scaled, status
 from tests.attacks.test_stored_responses import away
 from tests.gateway.test_conversations import chats
+from tests.support.forked_cli import ForkedProcess
 from tests.support.gateway_stack import running
-from tests.support.waiting import eventually
+from tests.support.waiting import GENEROUS, eventually
 
 __all__ = ["chats"]
 
@@ -51,6 +58,40 @@ def test_requests_write_few_lines(start):
         record(f"{kind}: {sent} requests in {seconds:.1f} s, {grown} bytes of log, {grown / sent:.0f} each")
         assert gateway.alive, kind
         assert grown < LOG_BYTES, kind
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_reader_of_the_log_that_stands_still_stops_no_answer(engine, tmp_path, workers):
+    """Before the fix, the first line of the log that did not fit into the pipe stopped all answers."""
+    config = tmp_path / "gateway.yaml"
+    settings = {"triton": engine.address, "port": 0, "workers": workers, "responses": {"entries": 0}}
+    config.write_text(yaml.safe_dump(settings))
+    process = ForkedProcess(["gateway", "--config", str(config)], os.environ)
+    try:
+        read = b""
+        while not (found := re.search(rb"listens on http://(\S+):(\d+)", read)):
+            read += os.read(process.stdout.fileno(), 65536)
+        gateway = SimpleNamespace(host=found[1].decode(), port=int(found[2]))
+        while status(gateway, b"GET /health/ready HTTP/1.1\r\nhost: x\r\n\r\n") != 200:
+            time.sleep(0.05)
+        pipe = os.open(f"/proc/{process.pid}/fd/2", os.O_WRONLY | os.O_NONBLOCK)
+        for size in 4096, 1:
+            with suppress(BlockingIOError):
+                while True:
+                    os.write(pipe, b"." * size)
+        os.close(pipe)
+        for _ in range(10):
+            assert exchange(gateway, KINDS["invalid"]).startswith(b"HTTP/1.1 400")
+            assert status(gateway, LIVE) == 200
+            chat = posted("/v1/completions", {"model": "tiny", "prompt": "Hello", "max_tokens": 4})
+            assert status(gateway, chat) == 200
+        began = time.monotonic()
+        process.terminate()
+        assert process.wait(GENEROUS) == 0
+        record(f"the gateway ended {time.monotonic() - began:.1f} s after SIGTERM")
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
 
 
 async def test_an_answer_that_fails_after_its_beginning_writes_one_line(chats, monkeypatch, caplog):
