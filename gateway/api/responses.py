@@ -215,7 +215,8 @@ class ResponsesEndpoints:
                 return Response(found.response, media_type="application/json")
             entry = found.decoded()
             events = events_after(after, entry.response, entry.cuts)
-            return StreamingResponse(encode_in_pieces(events), headers=STREAM_HEADERS, media_type="text/event-stream")
+            pieces = encode_in_pieces(events, context_of(request).caller.share)
+            return StreamingResponse(pieces, headers=STREAM_HEADERS, media_type="text/event-stream")
 
     async def delete(self, request: Request) -> Response:
         """Delete a stored or running response."""

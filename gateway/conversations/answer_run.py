@@ -19,14 +19,19 @@ from contextlib import suppress
 from time import thread_time
 from typing import Any, ClassVar, Protocol
 
+from llmops.gateway.conversations.event_replay import FLUSH_BYTES, render_in_turn
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.generation.choice import Choice
 from llmops.gateway.generation.parsers.output_processor import OutputDelta, ToolCallDelta, with_text
+from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.http.sse import EventSource, encode_event
 from llmops.gateway.interfaces import TokenBatch, Usage
 
-#: Maximum number of rendered bytes that a reader collects before it sends them.
-FLUSH_BYTES = 32 * 1024
+#: Maximum number of events that a reader renders at a time: a few milliseconds of work.
+FLUSH_EVENTS = 256
+#: Number of events up to which the first reader of an answer renders them at once. A reader with
+#: more events to send replays an answer, and takes turns with the other readers.
+LIVE_EVENTS = 16
 #: Number of token batches that a replay turns into text before it yields to other requests: a few
 #: milliseconds of work.
 REPLAY_TURN = 256
@@ -226,10 +231,14 @@ class AnswerReader(EventSource):
         self._offset = run.log.offset(max(after, 0))
         self._over = self._left = False
         self._spent, self._cancelled = 0.0, asyncio.Event()
+        self._share = run.owner
         run.enter()
         self._is_other = run.readers > 1
         if self._is_other:
             self._others[run.owner] += 1
+
+    async def start(self, context: RequestContext) -> None:
+        self._share = context.caller.share
 
     async def next(self) -> bytes | None:
         run = self._run
@@ -240,11 +249,14 @@ class AnswerReader(EventSource):
                     async with asyncio.timeout(pause * self._others[run.owner]):
                         await self._cancelled.wait()
                     break
-            before = thread_time()
-            data = self._rendered()
-            self._spent = thread_time() - before
+            if self._is_other or run.visible - self._event > LIVE_EVENTS:
+                data = await render_in_turn(self._share, self._timed)
+            else:
+                data = self._timed()
             if data:
                 return data
+            if self._event <= run.visible:
+                continue
             if run.moved:
                 # End without a last event, so that the reader reconnects and reaches any gateway.
                 self._over = True
@@ -271,13 +283,21 @@ class AnswerReader(EventSource):
                 if not self._others[self._run.owner]:
                     del self._others[self._run.owner]
 
+    def _timed(self) -> bytes:
+        if self._over:  # The client left while the reader waited for its turn.
+            return b""
+        before = thread_time()
+        data = self._rendered()
+        self._spent = thread_time() - before
+        return data
+
     def _rendered(self) -> bytes:
         run, chunks, parts, size = self._run, self._chunks, [], 0
         assert chunks is not None
         if self._event == 0 and run.visible >= 0:
             parts.append(self._id(0) + chunks.role(0))
             self._event = 1
-        while 0 < self._event <= run.visible and size < FLUSH_BYTES:
+        while 0 < self._event <= run.visible and size < FLUSH_BYTES and len(parts) < FLUSH_EVENTS:
             piece, self._offset = run.log.piece(self._event - 1, self._offset)
             parts.append(self._id(self._event) + chunks.piece(0, piece))
             size += len(parts[-1])

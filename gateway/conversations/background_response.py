@@ -11,9 +11,9 @@ from typing import Any, cast
 
 from pydantic import BaseModel
 
-from llmops.gateway.conversations.answer_run import FLUSH_BYTES, AnswerReader, AnswerRun
+from llmops.gateway.conversations.answer_run import FLUSH_EVENTS, AnswerReader, AnswerRun
 from llmops.gateway.conversations.chat_run import ChatRun
-from llmops.gateway.conversations.event_replay import encode_events
+from llmops.gateway.conversations.event_replay import FLUSH_BYTES, encode_events
 from llmops.gateway.conversations.items import Item
 from llmops.gateway.conversations.response_builder import Event, ResponseBuilder
 from llmops.gateway.conversations.response_run import ResponseSaver
@@ -70,7 +70,7 @@ class BackgroundReader(AnswerReader):
         if self._event == 0 and run.visible >= 0:
             parts.append(self._new(self._builder.start()))
             self._event = 1
-        while 0 < self._event <= run.visible and size < FLUSH_BYTES:
+        while 0 < self._event <= run.visible and size < FLUSH_BYTES and len(parts) < FLUSH_EVENTS:
             piece, self._offset = run.log.piece(self._event - 1, self._offset)
             parts.append(self._new(self._builder.add(piece)))
             size += len(parts[-1])

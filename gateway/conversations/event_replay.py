@@ -1,20 +1,27 @@
-"""Streams of typed events that are sent again from the store.
+"""Streams of events that are sent again, and the turns in which they are rendered.
 
-Events are rendered as fast as the client reads them, a few kilobytes at a time: a response can have
-megabytes, and any number of clients may ask for the same response at once.
+Events are rendered a few kilobytes at a time: a response can have megabytes, and any number of
+clients may ask for the same response at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from functools import partial
+from time import thread_time
 from typing import Any
 
 from llmops.gateway.conversations.response_builder import Event, replay_events
+from llmops.gateway.ratelimit.slots import FairSlots
 
-# Number of bytes after which a piece of a replay is sent.
+#: Number of bytes after which a piece of a replay is sent.
 FLUSH_BYTES = 32 * 1024
+#: Pause after each piece of a replay, as a multiple of the CPU time that the piece took. All replays
+#: of a gateway together thus take at most a third of a core.
+REPLAY_PAUSE = 2.0
+_turns = FairSlots(1)
 #: The encoder of events, which `json.dumps` would create for each of them.
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
 RESPONSE_GONE = (
@@ -36,19 +43,34 @@ def events_after(number: int, response: dict[str, Any], cuts: list[list[int]]) -
     return (event for event in replay_events(response, cuts) if event["sequence_number"] > number)
 
 
-async def encode_in_pieces(events: Iterable[Event]) -> AsyncIterator[bytes]:
-    """Yield events as server-sent events, many at a time."""
+async def render_in_turn(share: str, render: Callable[[], bytes]) -> bytes:
+    """Return a piece of a replay. One piece is rendered at a time, and callers take turns.
+
+    `share` is the reader's `Caller.share`.
+    """
+    async with _turns.slot(share):
+        before = thread_time()
+        piece = render()
+        await asyncio.sleep(REPLAY_PAUSE * (thread_time() - before))
+    return piece
+
+
+async def encode_in_pieces(events: Iterable[Event], share: str) -> AsyncIterator[bytes]:
+    """Yield events as server-sent events, many at a time, in the turns of the caller `share`."""
+    next_piece = partial(_encode_piece, iter(events))
+    while piece := await render_in_turn(share, next_piece):
+        yield piece
+
+
+def _encode_piece(events: Iterator[Event]) -> bytes:
     parts: list[bytes] = []
     size = 0
     for event in events:
         parts.append(_encode_event(event))
         size += len(parts[-1])
         if size >= FLUSH_BYTES:
-            yield b"".join(parts)
-            # The client may read as fast as this is written; other requests have their turn.
-            await asyncio.sleep(0)
-            parts, size = [], 0
-    yield b"".join(parts)
+            break
+    return b"".join(parts)
 
 
 def _encode_event(event: Event) -> bytes:

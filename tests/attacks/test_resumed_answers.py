@@ -2,19 +2,24 @@
 
 import asyncio
 import json
+from collections import Counter
 from functools import partial
+from types import SimpleNamespace
+from typing import ClassVar
 
 import httpx
 import pytest
 from redis import Redis
 from sqlalchemy import select
 
+from llmops.gateway.conversations.answer_run import AnswerReader, AnswerRun
 from llmops.gateway.conversations.checkpoints import PREFIX, CheckpointStore, FollowedTokens
 from llmops.gateway.conversations.conversation_turn import StoredAnswer
 from llmops.gateway.conversations.sql_responses import SqlResponses
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.generation.chat_generation import ChatGeneration
-from llmops.gateway.interfaces import UsageOwner
+from llmops.gateway.generation.parsers.output_processor import ContentDelta
+from llmops.gateway.interfaces import Usage, UsageOwner
 from llmops.gateway.settings import GatewaySettings
 from llmops.store.factory import open_store
 from llmops.store.tables import usage_records
@@ -618,3 +623,74 @@ async def test_answers_go_on_elsewhere_although_their_store_is_away(told, valkey
         message = (await other.get(f"/api/conversations/{talk}")).json()["messages"][-1]
         response = (await other.get(f"/v1/responses/{readers[1].run}")).json()
         assert [message["status"], response["status"]] == ["completed"] * 2
+
+
+class EndedRun(AnswerRun):
+    """An answer of 2,000 deltas that has ended; its readers note the pieces that they render."""
+
+    usage = Usage(0)
+    pieces: ClassVar[list[str]] = []
+
+    def __init__(self, owner):
+        super().__init__("chatcmpl-" + "0" * 24, owner, form=None)
+        for _ in range(2_000):
+            self.log.append(ContentDelta("word"))
+        self.visible, self.over, self.finish = len(self.log), True, "stop"
+
+    async def stop(self):
+        return
+
+    def enter(self):
+        self.readers += 1
+
+    def leave(self):
+        self.readers -= 1
+
+    def role(self, index):
+        return b"role"
+
+    def piece(self, index, piece):
+        return b"piece"
+
+    def end(self, run):
+        return b"end"
+
+
+class NotingReader(AnswerReader):
+    def _rendered(self):
+        EndedRun.pieces.append(self._run.owner)
+        return super()._rendered()
+
+
+@pytest.mark.parametrize("answers", [32, 1])
+async def test_replays_of_many_users_of_a_tenant_take_turns_with_other_tenants(answers):
+    """Before the fix, one pass of the event loop rendered 32 whole replays."""
+    EndedRun.pieces.clear()
+    runs = [EndedRun(f"evil{number}") for number in range(answers)]
+    seen = {}
+
+    async def replay(run, share):
+        reader = NotingReader(run, run, -1)
+        await reader.start(SimpleNamespace(caller=SimpleNamespace(share=share)))
+        seen[reader] = b""
+        while (data := await reader.next()) is not None:
+            seen[reader] += data
+        reader.close()
+        return Counter(EndedRun.pieces)
+
+    evil = [asyncio.create_task(replay(runs[at % answers], f"evil/{at}")) for at in range(32)]
+    while not EndedRun.pieces:
+        await asyncio.sleep(0)
+    victim = asyncio.create_task(replay(EndedRun("victim"), "victim/key"))
+    most = 0
+    while not victim.done():
+        before = len(EndedRun.pieces)
+        await asyncio.sleep(0)
+        most = max(most, len(EndedRun.pieces) - before)
+    assert most <= 2
+    rendered = victim.result()
+    assert rendered.total() <= 3 * rendered["victim"] + 4
+    for task in evil:
+        task.cancel()
+    await asyncio.gather(*evil, return_exceptions=True)
+    assert max(seen.values(), key=len).count(b"piece") == 2_000
