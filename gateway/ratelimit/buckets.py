@@ -102,7 +102,7 @@ class Settlement(NamedTuple):
     """
 
     requests: int = 0
-    tokens: int = 0
+    tokens: float = 0
     places: int = 0
     money: int = 0
     spent: int = 0

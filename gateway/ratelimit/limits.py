@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from math import inf
 from time import monotonic
@@ -13,7 +13,7 @@ from llmops.clocks import utc_now
 from llmops.gateway.errors import RateLimitError
 from llmops.gateway.interfaces import Outcome, Quota, QuotaReservation, Usage
 from llmops.gateway.ratelimit.backend import Limiter, ReserveResult, make_reserve_result
-from llmops.gateway.ratelimit.buckets import Limit, LimitRequest, Settlement, make_decision, make_settlement
+from llmops.gateway.ratelimit.buckets import MINUTE, Limit, LimitRequest, Settlement, make_decision, make_settlement
 from llmops.gateway.ratelimit.budgets import Budgets, CostSource, Tariff
 from llmops.gateway.ratelimit.headers import openai_headers, tightest_levels
 from llmops.gateway.ratelimit.limit_errors import (
@@ -60,6 +60,9 @@ class RateLimits:
         # limiter does not include entries that ended after the read.
         self.waiting = self.settled = 0
         self.open: set[Reservation] = set()
+        # Tokens to charge to a limit, and the tokens per minute to charge, by the limiter and the
+        # names of the narrower limit and of this limit (`ModelLimits.paces`).
+        self._postponed: dict[tuple[Limiter, str, str], tuple[Limit, float, float]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def new_reservation(self, plan: CallerLimits, arrived: datetime | None = None) -> Reservation:
@@ -69,8 +72,33 @@ class RateLimits:
     def watch(self, reservation: Reservation) -> None:
         """Update the reservation while its answer grows, and keep renewing the lease."""
         self.open.add(reservation)
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(GROWTH_INTERVAL, self._tick)
+        self._start_timer()
+
+    def charge(self, part: ReservedAmounts, tokens: float, paces: Mapping[str, tuple[str, float]]) -> None:
+        """Charge `tokens` beyond the reservation `part`: at once, or at the pace in `paces`.
+
+        A caller in debt therefore takes from a limit that others share no faster than its own limit
+        is refilled.
+        """
+        for bound in part.bounds:
+            if bound.name not in paces:
+                part.by.settle((bound,), Settlement(tokens=tokens))
+                continue
+            narrower, pace = paces[bound.name]
+            key = part.by, narrower, bound.name
+            before = self._postponed.get(key, (bound, pace, 0.0))[2]
+            self._postponed[key] = bound, pace, before + tokens
+            self._start_timer()
+
+    def charge_postponed(self, seconds: float) -> None:
+        """Charge the tokens that are due in `seconds` seconds at the pace of each limit."""
+        for key, (bound, pace, tokens) in list(self._postponed.items()):
+            due = min(tokens, pace * seconds / MINUTE / self.limiter.gateways)
+            key[0].settle((bound,), Settlement(tokens=due))
+            if due < tokens:
+                self._postponed[key] = bound, pace, tokens - due
+            else:
+                del self._postponed[key]
 
     async def close(self) -> None:
         if self._timer is not None:
@@ -79,10 +107,17 @@ class RateLimits:
             await self.budgets.close()
         await self.limiter.close()
 
+    def _start_timer(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(GROWTH_INTERVAL, self._tick)
+
     def _tick(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(GROWTH_INTERVAL, self._tick) if self.open else None
+        self._timer = None
+        if self.open or self._postponed:
+            self._start_timer()
         for reservation in self.open:
             reservation.extend()
+        self.charge_postponed(GROWTH_INTERVAL)
         self.limiter.beat()
 
 
@@ -207,7 +242,7 @@ class Reservation(QuotaReservation):
         total = _total_tokens(self._usage())
         for part in self._reserved:
             if part.tokens is not None and total > part.tokens:
-                part.by.settle(part.bounds, Settlement(tokens=total - part.tokens))
+                self._limits.charge(part, total - part.tokens, self._plan.of(self._model).paces)
                 part.tokens = total
 
     def hand_over(self, is_taken: bool = True) -> None:
@@ -232,6 +267,9 @@ class Reservation(QuotaReservation):
         for part in self._reserved:
             if part.tokens is not None:
                 tokens = 0 if self._handed_over else total - part.tokens
+                if tokens > 0:
+                    limits.charge(part, tokens, self._plan.of(self._model).paces)
+                    tokens = 0
                 money = 0 if self._keeps_money else part.money
                 change = make_settlement((0, tokens, -part.places, -money, spent))
                 part.by.settle(part.bounds, change)

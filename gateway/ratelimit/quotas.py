@@ -23,15 +23,27 @@ class ModelLimits:
         smallest: The quota with the fewest tokens per minute.
         tokens: The size of the smallest token bucket, in tokens.
         more: True if tokens, money or limits of the model must be reserved once the model is known.
+        paces: The name of the smallest narrower limit, and its tokens per minute, by the name of a
+            limit that further callers share.
     """
 
-    def __init__(self, plain: Sequence[tuple[Quota, Limit]], own: Sequence[tuple[Quota, Limit]]) -> None:
+    def __init__(self, known: Sequence[tuple[Quota, Limit]]) -> None:
+        """Compute the limits from `known`: the quotas that apply, from the narrowest owner on."""
+        plain = [pair for pair in known if pair[0].model is None]
+        own = [pair for pair in known if pair[0].model is not None]
         self.quotas = [quota for quota, _ in (*plain, *own)]
         self.plain, self.own = [bound for _, bound in plain], [bound for _, bound in own]
         self.all = [*self.plain, *self.own]
         self.smallest = min(self.quotas, key=lambda quota: quota.tpm or UNLIMITED, default=None)
         self.tokens = min((bound.tokens for bound in self.all), default=UNLIMITED)
         self.more = bool(own) or any(quota.tpm is not None or quota.budget is not None for quota in self.quotas)
+        self.paces: dict[str, tuple[str, float]] = {}
+        owners = [quota.of for quota, _ in known]
+        for quota, bound in known:
+            narrower = [other for _, other in known[: owners.index(quota.of)]]
+            smallest = min(narrower, key=lambda other: other.tokens, default=bound)
+            if smallest is not bound and max(smallest.tokens, bound.tokens) < UNLIMITED:
+                self.paces[bound.name] = smallest.name, smallest.tokens
 
     def asks(self, tokens: int, money: int, least: int, entered: bool) -> Sequence[LimitRequest]:
         """Return the amounts that a request asks of each limit in `all`.
@@ -66,15 +78,15 @@ class CallerLimits:
     """
 
     def __init__(self, quotas: Sequence[Quota], owner: str = "") -> None:
+        """Compute the limits of `quotas`, in order from the narrowest owner to the widest."""
         known = [(quota, _limit_of_quota(quota)) for quota in quotas]
-        plain = [(quota, bound) for quota, bound in known if quota.model is None]
         self.owner = owner or quotas[0].of
         self.holds = any(bound.holds for _, bound in known)
         self.budgets = [(quota, bound) for quota, bound in known if quota.budget is not None]
-        self.before = ModelLimits(plain, ())
-        models = {quota.model for quota in quotas} - {None}
+        self.before = ModelLimits([pair for pair in known if pair[0].model is None])
         self._models = {
-            model: ModelLimits(plain, [pair for pair in known if pair[0].model == model]) for model in models
+            model: ModelLimits([pair for pair in known if pair[0].model in (None, model)])
+            for model in {quota.model for quota in quotas} - {None}
         }
         self._halves = [(bound.requests / 2, bound.places / 2) for bound in self.before.plain]
         # The levels are not known yet, so limited quantities start without room.

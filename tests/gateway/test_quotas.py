@@ -16,7 +16,7 @@ from llmops.gateway.interfaces import Budget, Caller, Outcome, Quota, QuotaReser
 from llmops.gateway.ratelimit.buckets import Limit, LimitRequest
 from llmops.gateway.ratelimit.limits import GROWTH_INTERVAL, RateLimits, Reservation
 from llmops.gateway.ratelimit.memory import InMemoryLimiter
-from llmops.gateway.ratelimit.output_length import INITIAL_TOKENS
+from llmops.gateway.ratelimit.output_length import MIN_TOKENS
 from llmops.gateway.ratelimit.quotas import CallerLimits
 from llmops.gateway.ratelimit.rate_limit_check import RateLimitCheck
 from llmops.gateway.safety.services import ModerationFilter
@@ -173,7 +173,7 @@ async def test_litellm_29193_a_first_request_without_max_tokens_passes_a_small_l
     assert (answer.status_code, bounded.left(tokens=40)) == (200, 40 - answer.json()["usage"]["total_tokens"])
 
 
-async def test_without_a_length_what_answers_mostly_have_is_reserved(bounded):
+async def test_without_a_length_short_answers_reserve_as_much_as_unknown_ones(bounded):
     bounded.quota(tpm=5000)
     go = asyncio.Event()
 
@@ -194,7 +194,7 @@ async def test_without_a_length_what_answers_mostly_have_is_reserved(bounded):
         await bounded.over()
         go.clear()
     prompt = answer["usage"]["prompt_tokens"]
-    assert reserved == [prompt + min(INITIAL_TOKENS, 256 - prompt), prompt + 11]
+    assert reserved == [prompt + min(MIN_TOKENS, 256 - prompt)] * 2
 
 
 async def test_long_answers_of_one_caller_leave_others_their_quotas(bounded):
@@ -213,8 +213,47 @@ async def test_long_answers_of_one_caller_leave_others_their_quotas(bounded):
         one.close(Outcome(200, "stop", Usage(20, 10)))
 
 
-async def test_a_longer_answer_is_owed_while_it_grows(bounded):
+async def test_the_debt_of_one_caller_leaves_others_the_limit_of_all(bounded):
+    """Before the fix, 50 unbounded answers after short ones closed it for all callers for minutes."""
+    gate, clock = bounded.gate, bounded.clock
+    all_callers = Quota("all callers", tpm=6000)
+    plans = {name: CallerLimits((Quota(name, tpm=2000), all_callers), name) for name in ("a", "b")}
+
+    async def ask(name: str) -> QuotaReservation:
+        one = gate.new_reservation(plans[name])
+        await one.enter()
+        await one.tokens("tiny", 12, 30_000, bounded=False)
+        return one
+
+    def left() -> float:
+        limit = [Limit("all callers::", tokens=6000)]
+        return gate.limiter.reserve_now(limit, [LimitRequest()]).decision.left[0][1]
+
+    for _ in range(44):
+        clock.now += 60
+        (await ask("a")).close(Outcome(200, "stop", Usage(12, 2)))
+    clock.now += 60
+    running = [await ask("a") for _ in range(7)]
+    with pytest.raises(RateLimitError):
+        await ask("a")
+    for one in running:
+        one.follow(lambda: Usage(12, 4000))
+        one.extend()
+        one.close(Outcome(499, "cancelled", Usage(12, 5000)))
+    gate.charge_postponed(1)
+    assert 6000 - 2000 - 2000 / 60 <= left() <= 6000 - 7 * 268
+    (await ask("b")).close(Outcome(200, "stop", Usage(12, 2)))
+    # in the end all of it is charged, at the caller's own rate
+    charged = 7 * 268 + 2000 / 60 + 14
+    for seconds in (60, 600, 600):
+        gate.charge_postponed(seconds)
+        charged = min(charged + 2000 / 60 * seconds, 7 * 5012 + 14)
+        assert left() == pytest.approx(6000 - charged)
+
+
+async def test_a_longer_answer_is_owed_while_it_grows(bounded, monkeypatch):
     """Other requests see the usage beyond a reservation before the answer ends."""
+    monkeypatch.setattr("llmops.gateway.ratelimit.output_length.MIN_TOKENS", 1)
     bounded.quota(tpm=5000)
     bounded.gate.expected.note("tiny", 1, "key-a")
     bounded.stack.steps(*[Step((9,))] * 50, Step(hang=True))
