@@ -83,7 +83,8 @@ class AutoModel:
             if alias.head
         }
         self._embed, self._degradation = embed, degradation
-        self._large_conversations: OrderedDict[int, None] = OrderedDict()
+        # By tenant; all anonymous callers are one tenant.
+        self._large_conversations: dict[str, OrderedDict[int, None]] = {}
         self._scores: OrderedDict[int, float] = OrderedDict()
         self._problems = LogOnce()
 
@@ -95,7 +96,8 @@ class AutoModel:
         """
         alias = self.aliases[name]
         is_ongoing = _is_ongoing(body)
-        if is_ongoing and hash((name, conversation_key(body, context.caller))) in self._large_conversations:
+        known = self._large_conversations.get(context.caller.tenant_id, ())
+        if is_ongoing and hash((name, conversation_key(body, context.caller))) in known:
             return RouteDecision((alias.large,), "conversation")
         is_large, reason = _by_rules(alias, body, context)
         head = self._heads.get(name)
@@ -114,13 +116,18 @@ class AutoModel:
         return RouteDecision((alias.large, alias.small), reason)
 
     def record(self, name: str, model: str, body: object, context: RequestContext) -> None:
-        """Record the chosen model, so that a conversation keeps the large model."""
+        """Record the chosen model, so that a conversation keeps the large model.
+
+        Beyond `MAX_CONVERSATIONS`, the oldest conversation of the tenant with the most is dropped.
+        """
         if model == self.aliases[name].large:
-            known, key = self._large_conversations, hash((name, conversation_key(body, context.caller)))
+            known = self._large_conversations.setdefault(context.caller.tenant_id, OrderedDict())
+            key = hash((name, conversation_key(body, context.caller)))
             known[key] = None
             known.move_to_end(key)
-            if len(known) > MAX_CONVERSATIONS:
-                known.popitem(last=False)
+            tenants = self._large_conversations.values()
+            if sum(map(len, tenants)) > MAX_CONVERSATIONS:
+                max(tenants, key=len).popitem(last=False)
 
     async def _score(self, head: ClassifierHead, texts: Sequence[str], tenant: str) -> float | None:
         """Return the highest score that a router head gives to `texts`.

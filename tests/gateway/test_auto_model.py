@@ -90,6 +90,21 @@ async def test_a_conversation_keeps_the_large_model():
     assert (await model.choose("auto", user("Another one"), context())).models[0] == "tiny"
 
 
+async def test_many_conversations_of_a_tenant_leave_others_the_large_model(monkeypatch):
+    """Before the fix, they dropped the conversations of all other tenants first."""
+    monkeypatch.setattr("llmops.gateway.routing.auto_model.MAX_CONVERSATIONS", 4)
+    model = auto()
+
+    async def kept(tenant: str, *texts: str) -> list[bool]:
+        who = RequestContext("r", caller=Caller(tenant_id=tenant, share=tenant))
+        return [(await model.choose("auto", user(text, "Thanks!"), who)).reason == "conversation" for text in texts]
+
+    for tenant, text in [("b", "Hello"), *[("a", text) for text in "1234567"]]:
+        model.record("auto", "other", user(text), RequestContext("r", caller=Caller(tenant_id=tenant, share=tenant)))
+    assert await kept("b", "Hello", "1") == [True, False]
+    assert await kept("a", *"1234567") == [False] * 4 + [True] * 3
+
+
 async def test_degraded_mode_moves_new_conversations_only():
     model = auto(SimpleNamespace(level=lambda name: 2 if name == "other" else 0))
     decision = await model.choose("auto", user("Hello", tools=[TOOL]), context())
