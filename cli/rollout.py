@@ -267,6 +267,7 @@ def rehearse(old: Path | None, new: Path | None, fault: str | None, output: Path
 
     from llmops.cli.rehearsal import rehearse as run
     from llmops.cli.stack import build_engine
+    from llmops.output_files import write_text
 
     if same and new is not None:
         raise click.UsageError("--same and --to both name the new version; leave one of them out.")
@@ -275,7 +276,7 @@ def rehearse(old: Path | None, new: Path | None, fault: str | None, output: Path
     report = asyncio.run(run(old, new, fault or "", lambda line: click.echo(line, err=True)))
     data = asdict(report)
     if output is not None:
-        output.write_text(json.dumps(data, indent=2) + "\n")
+        write_text(output, json.dumps(data, indent=2) + "\n")
     print_fields(
         [(f"{name.replace('_', ' '):25}", str(value)) for name, value in data.items() if value not in ("", [])]
     )

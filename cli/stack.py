@@ -44,6 +44,7 @@ from llmops.model_repository.repository.compatibility import check_target
 from llmops.model_repository.server.exposure import describe_stack_exposure
 from llmops.model_repository.server.fault_watch import FaultSources, RestartBudget
 from llmops.model_repository.server.triton_log import LogLine
+from llmops.output_files import check_not_put_by_another
 from llmops.urls import is_loopback
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ def _make_folder(place: Path) -> bool:
     made = not place.exists()
     try:
         place.mkdir(parents=True, exist_ok=True)
+        check_not_put_by_another(place)
     except OSError as error:
         raise InputError(f"{place} cannot be written ({error.strerror}); choose another folder with --dir.") from error
     return made

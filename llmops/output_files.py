@@ -35,7 +35,9 @@ def check_writable(path: Path) -> None:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if path.exists() and not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        if not _is_special(path):
+        if _is_special(path):
+            check_not_put_by_another(path)
+        else:
             partial = hidden_sibling(path, ".part")
             partial.touch(exist_ok=False)
             partial.unlink()
@@ -54,6 +56,7 @@ def write_text(path: Path, text: str) -> None:
     partial = hidden_sibling(path, ".part")
     try:
         if _is_special(path):
+            check_not_put_by_another(path)
             path.write_text(text, "utf-8")
             return
         with partial.open("x", encoding="utf-8") as file:
@@ -70,17 +73,30 @@ def hidden_sibling(path: Path, suffix: str) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{suffix}")
 
 
-def is_put_by_another(path: Path) -> bool:
+def is_put_by_another(path: Path, modes: int = stat.S_ISVTX) -> bool:
     """Return True if a path in a sticky folder belongs neither to this user, root, nor the folder's owner.
 
     Linux refuses to create such files, and to follow such links, with `fs.protected_regular` and
     `fs.protected_symlinks`. In other folders, which a container may mount, the owner is of no
-    importance.
+    importance. `modes` has the mode bits of which such a folder has at least one.
     """
     with suppress(FileNotFoundError):
         folder = path.parent.stat()
-        return bool(folder.st_mode & stat.S_ISVTX) and path.lstat().st_uid not in {0, os.getuid(), folder.st_uid}
+        return bool(folder.st_mode & modes) and path.lstat().st_uid not in {0, os.getuid(), folder.st_uid}
     return False
+
+
+def check_not_put_by_another(path: Path) -> None:
+    """Check a path that a server keeps in use, the folders above it, and where its links lead.
+
+    Raises:
+        PermissionError: Another user made one of them in a folder that all may write to.
+    """
+    for one in (path.absolute(), Path(os.path.realpath(path))):
+        for part in (one, *one.parents):
+            if is_put_by_another(part, stat.S_ISVTX | stat.S_IWOTH):
+                reason = f"{part} was made by another user in a folder that all may write to"
+                raise PermissionError(errno.EACCES, reason)
 
 
 def _is_special(path: Path) -> bool:

@@ -8,12 +8,14 @@ import os
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from llmops.background import cancel_tasks
 from llmops.clocks import utc_now
 from llmops.gateway.errors import ApiError
+from llmops.output_files import check_not_put_by_another
 
 if TYPE_CHECKING:
     from llmops.gateway.conversations.conversation_store import Branch, ConversationStore
@@ -79,6 +81,7 @@ class PurgeTask:
         from llmops.gateway.conversations.conversation_json import export_line
 
         self._archive.mkdir(parents=True, exist_ok=True)
+        check_not_put_by_another(self._archive)
         # Each purge writes a new file, because several gateways may purge at once.
         path = self._archive / f"{utc_now():%Y-%m-%dT%H%M%SZ}-{secrets.token_hex(4)}.jsonl"
         with ExitStack() as stack:
@@ -86,8 +89,7 @@ class PurgeTask:
 
             def archive(branch: Branch) -> None:
                 if not file:
-                    file.append(stack.enter_context(path.open("xb")))
-                    os.fchmod(file[0].fileno(), 0o600)
+                    file.append(stack.enter_context(open(path, "xb", opener=partial(os.open, mode=0o600))))
                 file[0].write(export_line(branch))
                 file[0].flush()
 

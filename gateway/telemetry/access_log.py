@@ -12,6 +12,7 @@ from pathlib import Path
 from llmops.background_output import LineFile
 from llmops.errors import ResourceError
 from llmops.gateway.telemetry.request_timeline import FinishedRequest
+from llmops.output_files import check_not_put_by_another
 
 _STDOUT = 1
 
@@ -86,9 +87,11 @@ class AccessLogFile(LineFile):
     def _open(self) -> int:
         if self._path is None:
             return _STDOUT
+        check_not_put_by_another(self._path)
         # without O_NONBLOCK, opening a pipe that no process reads would block all requests
         file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o640)
         os.set_blocking(file, True)
+        check_not_put_by_another(self._path)  # the file may be newer than the first check
         return file
 
     def _follow(self) -> None:

@@ -18,6 +18,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from llmops.output_files import check_not_put_by_another
+
 log = logging.getLogger(__name__)
 
 _PREFIX, _LOCK, _DAMAGED = "gw-", "lock", "damaged-"
@@ -109,6 +111,7 @@ def lock_new_folder(root: Path) -> FolderLock:
     while True:
         # Create the root in every attempt: a process that ends may have removed the empty root.
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_not_put_by_another(root)
         folder = root / new_gateway_id()
         with suppress(FileNotFoundError):
             folder.mkdir(mode=0o700)
@@ -141,6 +144,8 @@ def count_other_folders(root: Path) -> int:
 
 
 def _lock_folder(folder: Path) -> FolderLock | None:
+    for file in (folder, *folder.iterdir()):
+        check_not_put_by_another(file)
     path = folder / _LOCK
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:

@@ -1,5 +1,6 @@
 """Another user of the engine's machine reads what clients asked: from shared memory, or from files."""
 
+import asyncio
 import os
 import stat
 import subprocess
@@ -21,11 +22,16 @@ from llmops.build.spec import BuildSpec
 from llmops.cache import cached_store
 from llmops.cli.accounts.admin_client import default_store
 from llmops.cli.stack import build_engine
-from llmops.errors import InputError, ResourceError
+from llmops.errors import InputError, LlmopsError, ResourceError
 from llmops.gateway.app import create_app
+from llmops.gateway.conversations.purge import PurgeTask
+from llmops.gateway.routing.admission.degradation import LevelFile
 from llmops.gateway.settings import GatewaySettings
+from llmops.gateway.telemetry.access_log import AccessLogFile
+from llmops.gateway.usage.outbox_folders import lock_abandoned_folders, lock_new_folder
 from llmops.gateway.usage.usage_check import create_usage_check
 from llmops.model_repository.server.shared_memory import SHM_DIR
+from llmops.output_files import write_text
 from llmops.process import descendants
 from llmops.store.factory import open_store
 from tests.attacks.harness import record
@@ -167,6 +173,88 @@ async def test_a_journal_that_another_user_put_beside_a_store_is_refused(planted
     if os.getuid() == 0:
         os.chown(store, 1, -1)  # root administers a user's store
         await (await open_store(url)).close()
+
+
+async def purge_into(folder: Path) -> None:
+    async def nothing(*_: object) -> int:
+        return 0
+
+    async def store() -> Any:
+        return SimpleNamespace(prune=nothing)
+
+    await PurgeTask(store, folder).purge()
+
+
+#: What a server does with a path in its settings, and whether the path is a folder.
+USES = {
+    "outbox": (lambda path: lock_new_folder(path / "store").remove(), True),
+    "archive": (lambda path: asyncio.run(purge_into(path)), True),
+    "access log": (lambda path: AccessLogFile(str(path)).close(), False),
+    "pipe": (lambda path: write_text(path, "x"), False),
+}
+
+
+@pytest.mark.parametrize("how", ["made", "linked", "parent"])
+@pytest.mark.parametrize("mode", [0o1777, 0o777])
+@pytest.mark.parametrize("use", USES)
+def test_what_another_user_put_at_a_path_of_the_settings_is_refused(use, mode, how, tmp_path, monkeypatch):
+    """Before the fix, the events in another user's outbox were billed, and that user read the access log."""
+    start, is_folder = USES[use]
+    shared = tmp_path / "shared"
+    path = shared / "planted" / "below" if how == "parent" else shared / "planted"
+    path.parent.mkdir(parents=True)
+    target = tmp_path / "target" if how == "linked" else path
+    target.mkdir() if is_folder else target.touch()
+    if use == "pipe":
+        target.unlink()
+        os.mkfifo(target)
+        reader = os.open(target, os.O_RDONLY | os.O_NONBLOCK)
+    if how == "linked":
+        path.symlink_to(target)
+    give_to_another(shared / "planted", monkeypatch)
+    start(path)  # a mounted volume of another user
+    target.mkdir(exist_ok=True) if is_folder else None
+    shared.chmod(mode)
+    with pytest.raises((PermissionError, LlmopsError), match="planted was made by another user in a folder that all"):
+        start(path)
+    if use == "pipe":
+        os.close(reader)
+
+
+def test_no_access_log_is_made_behind_the_link_of_another_user(tmp_path, monkeypatch):
+    (tmp_path / "planted").symlink_to(tmp_path / "target")
+    give_to_another(tmp_path / "planted", monkeypatch)
+    tmp_path.chmod(0o1777)
+    with pytest.raises(ResourceError, match="planted was made by another user"):
+        AccessLogFile(str(tmp_path / "planted"))
+    assert not (tmp_path / "target").exists()
+
+
+@pytest.mark.parametrize("planted", ["gw-1", "gw-1/outbox.db"])
+def test_an_outbox_with_what_another_user_put_there_is_not_delivered(planted, tmp_path, monkeypatch, caplog):
+    folder = tmp_path / "gw-1"
+    folder.mkdir()
+    (folder / "outbox.db").touch()
+    give_to_another(tmp_path / planted, monkeypatch)
+    [found] = lock_abandoned_folders(tmp_path)
+    found.release()
+    (tmp_path / planted).parent.chmod(0o777)
+    assert list(lock_abandoned_folders(tmp_path)) == []
+    assert f"{planted} was made by another user in a folder that all may write to); move it" in caplog.text
+
+
+def test_levels_and_folders_that_another_user_put_there_are_not_used(tmp_path, monkeypatch, caplog):
+    (tmp_path / "levels").write_text("4")
+    (tmp_path / "up").mkdir()
+    tmp_path.chmod(0o1777)
+    levels = LevelFile(tmp_path / "levels")
+    give_to_another(tmp_path / "levels", monkeypatch)
+    levels.reload()
+    assert levels.level("m") is None
+    assert "levels was made by another user in a folder that all may write to" in caplog.text
+    give_to_another(tmp_path / "up", monkeypatch)
+    with pytest.raises(InputError, match="up was made by another user in a folder that all may write to"):
+        build_engine("nowhere/checkpoint", "openvino", "int8", 1, None, tmp_path / "up")
 
 
 @pytest.mark.parametrize("planted", ["engine", "a link", ".engine.lock", ".engine.stages"])

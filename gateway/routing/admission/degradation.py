@@ -25,6 +25,7 @@ from llmops.gateway.routing.admission.request_queue import DEFAULT_TIER_NAME
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.telemetry import metric_definitions
 from llmops.gateway.telemetry.metrics import GatewayMetrics
+from llmops.output_files import check_not_put_by_another
 from llmops.yaml_files import read_yaml
 
 log = logging.getLogger(__name__)
@@ -145,6 +146,7 @@ class LevelFile:
             log.error(message, self._path, str(error).rstrip("."))
 
     def _read(self) -> dict[str, DegradedLevel]:
+        check_not_put_by_another(self._path)
         if self._path.stat().st_size > MAX_FILE_BYTES:
             raise ValueError(f"it has more than {MAX_FILE_BYTES >> 10} KiB")
         return _parse_levels(read_yaml(self._path))
