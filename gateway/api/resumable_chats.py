@@ -437,6 +437,7 @@ class ResumableChats:
             record.form(run_id, chat, self.price),
             await generation.replayed_choice(record.max_tokens),
             self._checkpoints,
+            record.caller.share,
             on_idle=partial(self._followed.__delitem__, shared_id),
         )
         return run

@@ -16,6 +16,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from time import thread_time
 from typing import Any, ClassVar, Protocol
 
@@ -32,8 +33,7 @@ FLUSH_EVENTS = 256
 #: Number of events up to which the first reader of an answer renders them at once. A reader with
 #: more events to send replays an answer, and takes turns with the other readers.
 LIVE_EVENTS = 16
-#: Number of token batches that a replay turns into text before it yields to other requests: a few
-#: milliseconds of work.
+#: Number of token batches that a replay turns into text at a time: a few milliseconds of work.
 REPLAY_TURN = 256
 #: Seconds that a reader pauses for each additional reader of its owner. Additional readers are all
 #: readers but the first of each answer. They are thus woken at most 100 times a second in total.
@@ -347,7 +347,9 @@ async def last_event_number(text: str | None, run: AnswerRun) -> int:
     )
 
 
-async def replay_batches(choice: Choice, batches: Sequence[Sequence[int]], log: AnswerLog) -> None:
+async def replay_batches(
+    choice: Choice, batches: Sequence[Sequence[int]], log: AnswerLog, share: str | None = None
+) -> None:
     """Turn the tokens of an answer into deltas, and append the deltas to `log`.
 
     The deltas are the same as those of the gateway that generated the answer, because the batches
@@ -357,9 +359,18 @@ async def replay_batches(choice: Choice, batches: Sequence[Sequence[int]], log: 
         choice: The choice of the whole answer, which turns tokens into text.
         batches: The tokens, in the batches in which they arrived.
         log: The log of the answer.
+        share: The `Caller.share` in whose turns many tokens are read; None for an answer that this
+            gateway continues, which does not wait for readers.
     """
-    for at, tokens in enumerate(batches):
-        for piece in choice.sort(choice.feed(TokenBatch(0, tokens))):
-            log.append(piece)
-        if at % REPLAY_TURN == REPLAY_TURN - 1:
+
+    def feed(start: int) -> None:
+        for tokens in batches[start : start + REPLAY_TURN]:
+            for piece in choice.sort(choice.feed(TokenBatch(0, tokens))):
+                log.append(piece)
+
+    for start in range(0, len(batches), REPLAY_TURN):
+        if share is None or len(batches) <= LIVE_EVENTS:
+            feed(start)
             await asyncio.sleep(0)
+        else:
+            await render_in_turn(share, partial(feed, start))

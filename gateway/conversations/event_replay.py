@@ -11,17 +11,18 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from functools import partial
 from time import thread_time
-from typing import Any
+from typing import Any, TypeVar
 
 from llmops.gateway.conversations.response_builder import Event, replay_events
 from llmops.gateway.ratelimit.slots import FairSlots
 
 #: Number of bytes after which a piece of a replay is sent.
 FLUSH_BYTES = 32 * 1024
-#: Pause after each piece of a replay, as a multiple of the CPU time that the piece took. All replays
-#: of a gateway together thus take at most a third of a core.
-REPLAY_PAUSE = 2.0
+#: Pause after each piece of a replay, as a multiple of the CPU time that the piece took. Rendering
+#: thus takes at most a quarter of a core, and rendering and sending together a third.
+REPLAY_PAUSE = 3.0
 _turns = FairSlots(1)
+_T = TypeVar("_T")
 #: The encoder of events, which `json.dumps` would create for each of them.
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
 RESPONSE_GONE = (
@@ -43,10 +44,10 @@ def events_after(number: int, response: dict[str, Any], cuts: list[list[int]]) -
     return (event for event in replay_events(response, cuts) if event["sequence_number"] > number)
 
 
-async def render_in_turn(share: str, render: Callable[[], bytes]) -> bytes:
-    """Return a piece of a replay. One piece is rendered at a time, and callers take turns.
+async def render_in_turn(share: str, render: Callable[[], _T]) -> _T:
+    """Return what `render` returns: a piece of a replay.
 
-    `share` is the reader's `Caller.share`.
+    One piece is rendered at a time, and callers take turns. `share` is the reader's `Caller.share`.
     """
     async with _turns.slot(share):
         before = thread_time()

@@ -34,6 +34,7 @@ class FollowedRun(AnswerRun):
         form: AnswerFormat,
         choice: Choice,
         store: CheckpointStore,
+        share: str,
         on_idle: Callable[[], None],
     ) -> None:
         """Prepare to follow an answer.
@@ -44,10 +45,11 @@ class FollowedRun(AnswerRun):
             form: The form of the answer's events.
             choice: A new choice, which turns the tokens into text.
             store: The store of checkpoints.
+            share: The `Caller.share` of the answer's caller.
             on_idle: Called when the last reader has left.
         """
         super().__init__(run_id, owner, form)
-        self._choice, self._store, self._on_idle = choice, store, on_idle
+        self._choice, self._store, self._share, self._on_idle = choice, store, share, on_idle
         self._usage = Usage(0)
         self._tokens = FollowedTokens(shared_answer_id(owner, run_id), self._deliver)
         self._news: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue()
@@ -104,7 +106,7 @@ class FollowedRun(AnswerRun):
         while not self.over:
             tokens, end = await self._news.get()
             try:
-                await replay_batches(self._choice, list(decode_batches(tokens)), self.log)
+                await replay_batches(self._choice, list(decode_batches(tokens)), self.log, self._share)
                 if end:
                     self._close()
                     self._finish(EndedAnswer.model_validate_json(end))

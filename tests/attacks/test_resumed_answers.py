@@ -12,7 +12,7 @@ import pytest
 from redis import Redis
 from sqlalchemy import select
 
-from llmops.gateway.conversations.answer_run import AnswerReader, AnswerRun
+from llmops.gateway.conversations.answer_run import REPLAY_TURN, AnswerLog, AnswerReader, AnswerRun, replay_batches
 from llmops.gateway.conversations.checkpoints import PREFIX, CheckpointStore, FollowedTokens
 from llmops.gateway.conversations.conversation_turn import StoredAnswer
 from llmops.gateway.conversations.sql_responses import SqlResponses
@@ -694,3 +694,21 @@ async def test_replays_of_many_users_of_a_tenant_take_turns_with_other_tenants(a
         task.cancel()
     await asyncio.gather(*evil, return_exceptions=True)
     assert max(seen.values(), key=len).count(b"piece") == 2_000
+
+
+async def test_answers_of_other_gateways_become_text_in_turns():
+    """Before the fix, one pass of the event loop read 256 tokens of each of 16 answers."""
+    fed = []
+    choice = SimpleNamespace(feed=lambda batch: fed.append(1) or [], sort=lambda pieces: pieces)
+    batches = [[1]] * 2_000
+    reading = [asyncio.create_task(replay_batches(choice, batches, AnswerLog(), f"evil/{at}")) for at in range(16)]
+    victim = asyncio.create_task(replay_batches(choice, batches, AnswerLog(), "victim/key"))
+    most = 0
+    while not victim.done():
+        before = len(fed)
+        await asyncio.sleep(0)
+        most = max(most, len(fed) - before)
+    assert most <= 2 * REPLAY_TURN
+    assert len(fed) <= 3 * len(batches) + 4 * REPLAY_TURN
+    await asyncio.gather(*reading)
+    assert len(fed) == 17 * len(batches)
