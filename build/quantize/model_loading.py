@@ -129,7 +129,7 @@ def report_unreadable(ref: str) -> Iterator[None]:
 
     try:
         yield
-    except (OSError, RuntimeError, StrictDataclassError, *MALFORMED) as error:
+    except (ImportError, OSError, RuntimeError, StrictDataclassError, *MALFORMED) as error:
         if isinstance(error, RuntimeError) and _gpu_is_full(error):
             raise
         reason = " ".join(str(error).split())[:300]
@@ -157,8 +157,8 @@ def load_model(checkpoint: Checkpoint) -> Any:
     hf_class = checkpoint.architecture.hf_class
     if with_encoders := hf_class == "Gemma3ForConditionalGeneration":
         hf_class = "Gemma3ForCausalLM"
-        kwargs["config"] = read_hf_config(checkpoint.path)
         kwargs["key_mapping"] = {f"^{re.escape(one)}": "model." for one in TEXT_PARTS}
+    kwargs["config"] = (read_hf_config if with_encoders else _read_config)(checkpoint.path)
     with report_unreadable(checkpoint.ref), silence_libraries():
         model = AutoModelForCausalLM.from_pretrained(checkpoint.path, trust_remote_code=False, **kwargs)
     model.config.architectures = [hf_class]
@@ -219,13 +219,24 @@ def read_hf_config(folder: Path) -> Any:
     For Gemma 3 with encoders, the result is the config of the text part, because only this part is
     quantised.
     """
+    config = _read_config(folder)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    return config.text_config if config.model_type == "gemma3" else config
+
+
+def _read_config(folder: Path) -> Any:
+    """Return the transformers config of a Hugging Face folder, with the standard attention.
+
+    Checkpoints may name another implementation, for which transformers imports a package or
+    downloads a kernel of any repository.
+    """
     from transformers import AutoConfig
 
     with report_unreadable(str(folder)), silence_libraries():
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    return config.text_config if config.model_type == "gemma3" else config
+        config._attn_implementation = None
+    return config
 
 
 def empty_model(config: Any) -> Any:

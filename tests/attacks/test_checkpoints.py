@@ -34,7 +34,7 @@ from llmops.build.checkpoint.weight_sources import open_weights
 from llmops.build.encoder.encoder_checkpoint import BUNDLED, is_encoder, open_encoder
 from llmops.build.job.build_engine import build, open_model, prepare
 from llmops.build.progress import SilentProgress
-from llmops.build.quantize.model_loading import load_model, source_config
+from llmops.build.quantize.model_loading import empty_model, load_model, read_hf_config, source_config
 from llmops.build.spec import BuildSpec
 from llmops.build.tokenizer import check_tokenizer, tokenizer_trial, write_tokenizer
 from llmops.build.tokenizer.gguf_tokenizer import tokenizer_from_gguf
@@ -487,6 +487,16 @@ def test_settings_that_transformers_cannot_read_are_one_sentence(tmp_path: Path,
         with pytest.raises(CheckpointError, match="cannot be loaded by transformers") as refusal:
             load(open_folder(checkpoint, "x"))
         assert "\n" not in refusal.value.message
+
+
+@pytest.mark.parametrize("name", ["_attn_implementation", "attn_implementation"])
+@pytest.mark.parametrize("implementation", ["evil/kernel", "flash_attention_2"])
+def test_a_checkpoint_chooses_no_code_for_its_attention(tmp_path: Path, name: str, implementation: str) -> None:
+    """Before the fix, transformers looked for a kernel of the hub, which is code, and a package was a traceback."""
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", "llama")
+    rewrite(checkpoint / "config.json", **{name: implementation})
+    for model in (load_model(open_folder(checkpoint, "x")), empty_model(read_hf_config(checkpoint))):
+        assert model.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize(
