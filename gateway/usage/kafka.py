@@ -83,13 +83,22 @@ class KafkaSink(UsageSink):
                 return
 
 
+#: Milliseconds after which clients look again for the topic's partitions. With aiokafka's five
+#: minutes, the events of new partitions would be billed as late.
+METADATA_MAX_AGE_MS = 30_000
+
+
 def client_options(settings: KafkaSettings) -> dict[str, Any]:
     """Return the connection options of aiokafka's clients.
 
     Also silences the log of aiokafka, because callers report each failure once.
     """
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
-    options: dict[str, Any] = {"bootstrap_servers": settings.servers, "client_id": "llmops"}
+    options: dict[str, Any] = {
+        "bootstrap_servers": settings.servers,
+        "client_id": "llmops",
+        "metadata_max_age_ms": METADATA_MAX_AGE_MS,
+    }
     sasl = settings.user is not None
     options["security_protocol"] = f"{'SASL_' if sasl else ''}{'SSL' if settings.tls else 'PLAINTEXT'}"
     if settings.tls:
