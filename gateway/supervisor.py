@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from llmops.background_output import finish_output
+from llmops.errors import LlmopsError
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +103,8 @@ class Supervisor:
             self._leave_supervisor(parent)
             self._work(index)
             code = 0
+        except LlmopsError as error:
+            log.error("Worker %d: %s", index, error.message)
         except Exception:
             log.exception("Worker %d", index)
         finally:

@@ -100,7 +100,7 @@ class ConversationRoutes:
             LlmopsError: The cache folder, or the store in it, cannot be used.
         """
         if settings.store is None:
-            cached_store()  # Fails here, because an error of the lifespan is reported as a traceback.
+            cached_store()  # Fails here, before the gateway listens.
         self._settings, self._service, self._responses, self._checkpoints = settings, service, responses, checkpoints
         self.chats = ResumableChats(
             service, ChatRunRegistry(), self.store, responses, price, checkpoints, settings.conversations.stores, checks

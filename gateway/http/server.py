@@ -8,14 +8,16 @@ import gc
 import math
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.lifespan.on import LifespanOn, LifespanSendMessage
 
-from llmops.errors import ResourceError
+from llmops.errors import LlmopsError, ResourceError
 from llmops.gateway.http.connection_limits import connection_limits
 from llmops.gateway.http.limited_protocol import protocol_class
 from llmops.gateway.settings import GatewaySettings
@@ -63,6 +65,28 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+class _Lifespan(LifespanOn):
+    """uvicorn's lifespan, except that an expected error of the start is kept instead of its traceback.
+
+    Attributes:
+        error: The error that made the start fail, None for an unexpected one.
+    """
+
+    error: LlmopsError | None = None
+
+    async def send(self, message: LifespanSendMessage) -> None:
+        if message["type"] == "lifespan.startup.failed" and isinstance(error := sys.exception(), LlmopsError):
+            self.error = error
+            message = {"type": "lifespan.startup.failed", "message": ""}
+        await super().send(message)
+
+
+class _Config(uvicorn.Config):
+    def load(self) -> None:
+        super().load()
+        self.lifespan_class = _Lifespan
+
+
 class DrainingServer(uvicorn.Server):
     """A server that drains on SIGTERM or Ctrl-C.
 
@@ -87,6 +111,20 @@ class DrainingServer(uvicorn.Server):
             super().run([*given, *copies])
         finally:
             self._exit_timer.cancel()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the application.
+
+        Raises:
+            LlmopsError: The application cannot start.
+            SystemExit: An unexpected error, which was logged.
+        """
+        try:
+            await super().startup(sockets)
+        except SystemExit:
+            if isinstance(self.lifespan, _Lifespan) and self.lifespan.error is not None:
+                raise self.lifespan.error from None
+            raise
 
     def handle_exit(self, sig: int, frame: object) -> None:
         """Start to drain at the first signal, and stop immediately at the second."""
@@ -134,7 +172,7 @@ def tune_memory() -> None:
 
 def uvicorn_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
     """Return uvicorn's configuration."""
-    return uvicorn.Config(
+    return _Config(
         app,
         loop="uvloop",
         http=protocol_class(connection_limits(settings, getattr(app.state, "metrics", None))),

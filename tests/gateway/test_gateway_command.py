@@ -50,6 +50,18 @@ async def test_port_0_prints_the_chosen_port_and_sigterm_ends_with_0(stack):
     assert (process.returncode, "Traceback" in err.decode()) == (0, False), err.decode()
 
 
+async def test_a_start_that_fails_after_the_port_was_bound_is_one_sentence(stack, tmp_path):
+    """Before the fix, it was a traceback of uvicorn, and the exit code was 3."""
+    (tmp_path / "outbox").touch()
+    settings = tmp_path / "gateway.yaml"
+    settings.write_text(f"store: sqlite:///{tmp_path / 'store.db'}\nusage: {{outbox: {tmp_path / 'outbox'}}}\n")
+    process, _ = await gateway_on(stack, "--config", str(settings))
+    _, err = await asyncio.wait_for(process.communicate(), GENEROUS)
+    *_, last = err.decode().splitlines()
+    assert (process.returncode, "Traceback" in err.decode()) == (1, False)
+    assert re.fullmatch(r"Error: Usage cannot be written to \S+ \(.+\); make room there, or name .*\.", last)
+
+
 async def test_a_second_signal_waits_for_no_answer_and_says_nothing_but_that(stack):
     process, url = await gateway_on(stack, "--log-level", "error")
     stack.steps(Step((9,)), Step(hang=True))
