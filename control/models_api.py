@@ -76,7 +76,7 @@ class _Listing(BaseModel):
 @router.get("/api/models", summary="Describe models and their prices")
 async def describe_models(request: Request, store: StoreOfApp, caller: CurrentCaller) -> ModelDescriptionList:
     gateway: httpx.AsyncClient | None = request.app.state.gateway
-    async with store.read() as connection:
+    async with store.in_turn(caller), store.read() as connection:
         prices = await prices_at(connection, datetime.now(UTC))
     if gateway is None:
         models = [_ListedModel(id=name) for name in sorted(prices) if caller.may_use(name)]

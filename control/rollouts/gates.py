@@ -12,7 +12,7 @@ from fastapi import Query
 from pydantic import BaseModel, Field
 
 from llmops.control.admin.schemas import SafeText
-from llmops.control.api_route import make_router
+from llmops.control.api_route import CurrentCaller, make_router
 from llmops.control.rollouts.judge import Decision
 from llmops.control.rollouts.state_machine import RolloutState
 from llmops.control.store_access import ConflictError, StoreOfApp, client_errors
@@ -65,8 +65,8 @@ ModelName = Annotated[SafeText, Query(description="The model of the roll-out.")]
 
 
 @router.get("/verdict", summary="Show the verdict of a model's latest roll-out")
-async def read_verdict(store: StoreOfApp, model: ModelName) -> RolloutVerdict:
-    async with store.read() as connection:
+async def read_verdict(store: StoreOfApp, caller: CurrentCaller, model: ModelName) -> RolloutVerdict:
+    async with store.in_turn(caller), store.read() as connection:
         with client_errors():
             rollout = await rollouts.find_latest_rollout(connection, model)
     if rollout is None:
@@ -87,13 +87,15 @@ async def read_verdict(store: StoreOfApp, model: ModelName) -> RolloutVerdict:
 
 
 @router.post("/flagger/{hook}", summary="Answer a webhook of Flagger")
-async def answer_flagger(store: StoreOfApp, hook: HookType, model: ModelName, body: FlaggerPayload) -> RolloutVerdict:
+async def answer_flagger(
+    store: StoreOfApp, caller: CurrentCaller, hook: HookType, model: ModelName, body: FlaggerPayload
+) -> RolloutVerdict:
     """Answer 200 if Flagger may continue, else 409.
 
     A rollback hook gets 200 if Flagger must roll back.
     """
     log.info("Flagger called the hook %s for %s (phase %s).", hook, escape_unsafe(body.name), escape_unsafe(body.phase))
-    verdict = await read_verdict(store, model)
+    verdict = await read_verdict(store, caller, model)
     if hook in CONFIRMATIONS:
         passes = verdict.decision == "promote"
     elif hook == "rollback":

@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 from collections import Counter
+from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime, timedelta
 from uuid import UUID
 
@@ -12,6 +13,7 @@ import openai
 import pytest
 
 from llmops.control import openai_usage, usage_api
+from llmops.control.store_access import SharedStore
 from llmops.gateway.auth.authentication import Authentication
 from llmops.gateway.interfaces import Caller
 from llmops.store.accounts.limits import Budget, Limits
@@ -281,3 +283,35 @@ async def test_reports_of_a_tenant_take_turns_and_keep_no_other_tenant_waiting(u
         allowed.set()
         assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
     assert most == {"acme": 1, "zeta": 1}
+
+
+@ONLY_SQLITE
+async def test_requests_of_a_tenant_use_one_connection_to_the_store_at_a_time(url, monkeypatch):
+    """Before the fix, 60 connections of a key to /api/models kept other tenants waiting for 3.5 s."""
+    secret, _, _ = await make_key(url)
+    read, used, most = SharedStore.read, Counter(), Counter()
+    path = ""
+
+    @asynccontextmanager
+    async def slowly(store):
+        async with read(store) as connection:
+            used[path] += 1
+            most[path] = max(most[path], used[path])
+            await asyncio.sleep(0.01)
+            yield connection
+            used[path] -= 1
+
+    async with control(url) as client:
+        monkeypatch.setattr(SharedStore, "read", slowly)
+        for route in client._transport.app.routes:
+            path = route.path
+            # who administers the store is trusted
+            if path.startswith(("/api/", "/v1/")) and not path.startswith("/api/admin"):
+                method = min(route.methods)
+                query = {"model": "m"} if "rollouts" in path else {"start_time": 0} if "organization" in path else {}
+                sent = {"params": query, "headers": bearer(secret), "json": {"name": "m"} if method == "POST" else None}
+                asked = path.replace("{hook}", "rollout")
+                await asyncio.gather(*(client.request(method, asked, **sent) for _ in range(3)))
+    rollouts = {"/api/rollouts/verdict", "/api/rollouts/flagger/{hook}"}
+    usage = {"/api/usage", "/v1/organization/usage/completions", "/v1/organization/costs"}
+    assert most == dict.fromkeys({"/api/models"} | rollouts | usage, 1)
