@@ -5,10 +5,12 @@ names the last message of the shown branch. Editing a message inserts a sibling,
 overwritten.
 """
 
+import asyncio
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
+from time import thread_time
 from typing import Any
 from uuid import uuid4
 
@@ -46,6 +48,10 @@ PURGE_SIZE = 16_000_000
 #: Maximum number of characters of messages that a search reads, which takes SQLite about half a
 #: second.
 SEARCH_SIZE = 64_000_000
+#: Number of messages that are decoded at once: 4,000 would block the event loop for some 60 ms.
+ROWS_AT_ONCE = 200
+#: Pause after so many messages, as a multiple of the CPU time that they took.
+DECODING_PAUSE = 2.0
 #: Number of leading characters of a searched text that are passed to SQLite's LIKE, whose time is
 #: proportional to this number.
 LIKE_LENGTH = 8
@@ -245,8 +251,15 @@ async def _read_messages(
 ) -> Sequence[StoredMessage]:
     columns = [machine_time(connection, one) if one.name == "written_at" else one for one in _MESSAGE]
     statement = select(*columns).where(messages.c.conversation_id == conversation_id, *conditions)
-    rows = await connection.execute(statement.order_by(messages.c.position))
-    return [StoredMessage(**row) for row in rows.mappings()]
+    rows = (await connection.execute(statement.order_by(messages.c.position))).mappings()
+    found: list[StoredMessage] = []
+    before = thread_time()
+    while part := rows.fetchmany(ROWS_AT_ONCE):
+        found += [StoredMessage(**row) for row in part]
+        if len(part) == ROWS_AT_ONCE:
+            await asyncio.sleep(DECODING_PAUSE * (thread_time() - before))
+        before = thread_time()
+    return found
 
 
 async def newest_children(connection: AsyncConnection, conversation_id: str) -> dict[str | None, str]:
@@ -302,6 +315,18 @@ async def append_messages(
     written_at = database_time(connection, now)
     await update_conversation(connection, conversation.id, head_id=parent_id, updated_at=written_at, size=size)
     return stored
+
+
+async def show_message(connection: AsyncConnection, user_id: str, conversation_id: str, message_id: str) -> bool:
+    """Show the branch that ends with a message.
+
+    Return False if the message or its conversation was deleted.
+    """
+    if await lock_conversation(connection, user_id, conversation_id) is None:
+        return False
+    known = select(messages.c.id).where(messages.c.id == message_id).exists()
+    statement = update(conversations).where(conversations.c.id == conversation_id, known).values(head_id=message_id)
+    return (await connection.execute(statement)).rowcount > 0
 
 
 async def update_conversation(connection: AsyncConnection, conversation_id: str, **values: Any) -> None:

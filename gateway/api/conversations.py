@@ -32,6 +32,7 @@ from llmops.gateway.conversations.conversation_store import (
     message_items,
     public_id,
 )
+from llmops.gateway.conversations.event_replay import render_in_turn
 from llmops.gateway.conversations.items import parse_input_items, to_messages
 from llmops.gateway.conversations.response_store import ResponseStore, StoredResponse, ensure_item_id
 from llmops.gateway.errors import ApiError, ForbiddenError, InvalidRequestError
@@ -91,7 +92,8 @@ class ConversationEndpoints:
 
     async def get(self, request: Request) -> Response:
         """Return a conversation with its messages."""
-        return json_response(conversation_object(await self._read(request)))
+        branch = await self._read(request)
+        return await _rendered(request, lambda: conversation_object(branch))
 
     async def change(self, request: Request) -> Response:
         """Change the title, model, system prompt or metadata of a conversation."""
@@ -170,7 +172,13 @@ class ConversationEndpoints:
 
     async def openai_items(self, request: Request) -> Response:
         """Return a page of the items of a conversation."""
-        return json_response(item_page(await self._items(request), request.query_params))
+        branch = await self._read(request)
+        return await _rendered(
+            request,
+            lambda: item_page(
+                [item for message in branch.messages for item in message_items(message)], request.query_params
+            ),
+        )
 
     async def openai_item(self, request: Request) -> Response:
         """Return an item of a conversation."""
@@ -234,10 +242,6 @@ class ConversationEndpoints:
             return await self._store.find(_caller(request), _id(request))
         return await self._store.change(_caller(request), _id(request), **values)
 
-    async def _items(self, request: Request) -> Sequence[dict[str, Any]]:
-        branch = await self._read(request)
-        return [item for message in branch.messages for item in message_items(message)]
-
     async def _read(self, request: Request, after: str | None = None) -> Branch:
         """Return the part of a conversation that ends with the item `after`, or the visible branch.
 
@@ -248,6 +252,12 @@ class ConversationEndpoints:
         return await self._store.read(
             context.caller, _id(request), after, hold=lambda size: self._intake.hold(size, context)
         )
+
+
+async def _rendered(request: Request, render: Callable[[], dict[str, Any]]) -> Response:
+    """Return what `render` makes of a whole conversation, in the turns of the caller."""
+    content = await render_in_turn(_caller(request).share, lambda: json_bytes(render()))
+    return Response(content, media_type="application/json")
 
 
 def _list_response(conversations: Sequence[Conversation], more: bool = False) -> Response:

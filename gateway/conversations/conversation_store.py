@@ -265,15 +265,20 @@ class ConversationStore:
         """
         key, user = row_id(conversation_id), owner_id(caller)
 
-        async def work(connection: AsyncConnection) -> None:
-            _require_found(await table.lock_conversation(connection, user, key), conversation_id)
+        async def find_end(connection: AsyncConnection) -> str:
+            _require_found(await table.find_conversation(connection, user, key), conversation_id)
             head = (await self._message(connection, key, item_id)).id
             newest = await table.newest_children(connection, key)
             while head in newest:
                 head = newest[head]
-            await table.update_conversation(connection, key, head_id=head)
+            return head
 
-        await self._database.write(work, user)
+        # Find the end before the transaction, in which other writers wait, and again if it is deleted meanwhile.
+        shown = False
+        while not shown:
+            end = await self._read_long(caller, find_end)
+            show = partial(table.show_message, user_id=user, conversation_id=key, message_id=end)
+            shown = await self._database.write(show, user)
 
     async def delete(self, caller: Caller, conversation_id: str) -> None:
         """Mark a conversation as deleted; its rows are purged later.

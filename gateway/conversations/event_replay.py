@@ -1,4 +1,4 @@
-"""Streams of events that are sent again, and the turns in which they are rendered.
+"""Streams of events that are sent again, and the turns in which they and conversations are rendered.
 
 Events are rendered a few kilobytes at a time: a response can have megabytes, and any number of
 clients may ask for the same response at once.
@@ -45,7 +45,7 @@ def events_after(number: int, response: dict[str, Any], cuts: list[list[int]]) -
 
 
 async def render_in_turn(share: str, render: Callable[[], _T]) -> _T:
-    """Return what `render` returns: a piece of a replay.
+    """Return what `render` returns: a piece of a replay, or a conversation.
 
     One piece is rendered at a time, and callers take turns. `share` is the reader's `Caller.share`.
     """

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from llmops.gateway.api.conversations import EXPORT_PIECE
+from llmops.gateway.conversations import event_replay
 from llmops.gateway.settings import GatewaySettings
 from llmops.store import conversations as store
 from tests.support.gateway_stack import BODIES, RESPONSES, Stack, running, serving
@@ -88,6 +89,16 @@ async def test_a_conversation_keeps_its_turns_and_sends_them_as_context(chats):
     answer = whole["messages"][1]
     assert answer["usage"] == {key: first["usage"][key] for key in ("prompt_tokens", "completion_tokens")}
     assert (answer["status"], answer["finish_reason"], answer["model"]) == ("completed", "stop", "tiny")
+
+
+async def test_conversations_are_rendered_in_the_turns_of_replays(chats):
+    """Before the fix, reads of 4,000 messages each had a part of every turn of the event loop."""
+    talk = await chats.new(items=[{"role": "user", "content": "Hello?"}])
+    async with event_replay._turns.slot("other"):
+        asked = asyncio.create_task(chats.get(talk))
+        await eventually(lambda: event_replay._turns._waiting.size)
+        assert not asked.done()
+    assert said(await asked) == [("user", "Hello?")]
 
 
 async def test_a_retry_and_an_edit_are_branches_and_nothing_is_lost(chats):
