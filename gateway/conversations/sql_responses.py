@@ -49,7 +49,9 @@ class SqlResponses(ResponseStore):
 
     async def find(self, response_id: str, owner: str) -> ResponseRecord | None:
         since = self._since()
-        found = await self._database.read(lambda connection: table.find_response(connection, response_id, owner, since))
+        found = await self._database.read(
+            lambda connection: table.find_response(connection, response_id, owner, since), owner
+        )
         if found is None:
             return None
         age = (self._now() - found["written_at"]).total_seconds()
@@ -58,20 +60,20 @@ class SqlResponses(ResponseStore):
     async def find_items(self, item_ids: Iterable[str], owner: str) -> Sequence[ResponseReference]:
         wanted, since = list(item_ids), self._since()
         found = await self._database.read(
-            lambda connection: table.find_responses_with_items(connection, wanted, owner, since)
+            lambda connection: table.find_responses_with_items(connection, wanted, owner, since), owner
         )
         return [ResponseReference(response_id, size) for response_id, size in found]
 
     async def chain(self, response_id: str, owner: str) -> tuple[Sequence[ResponseReference], str | None]:
         since, limit = self._since(), self.limits.entries
         found = await self._database.read(
-            lambda connection: table.response_chain(connection, response_id, owner, since, limit)
+            lambda connection: table.response_chain(connection, response_id, owner, since, limit), owner
         )
         missing = found[-1][2] if found else response_id
         return [ResponseReference(one, size) for one, size, _ in found], missing
 
     async def list(self, owner: str, tenant: str = "") -> Sequence[tuple[str, str]]:
-        return await self._database.read(lambda connection: table.list_responses(connection, owner, tenant))
+        return await self._database.read(lambda connection: table.list_responses(connection, owner, tenant), owner)
 
     async def delete(self, response_id: str, owner: str) -> bool:
         return await self._database.write(lambda connection: table.delete_response(connection, response_id, owner))

@@ -1,5 +1,6 @@
 """Stored responses are bounded, fair between owners, and found by their owner only, in memory and in a store alike."""
 
+import asyncio
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
@@ -11,8 +12,10 @@ from llmops.gateway.conversations.sql_responses import SqlResponses
 from llmops.gateway.conversations.stored_context import StoredContext
 from llmops.gateway.errors import ContextLengthError, InvalidRequestError, NotFoundError
 from llmops.gateway.settings import RequestLimits, ResponseStoreSettings
+from llmops.store import responses as table
 from llmops.store.factory import open_store
 from tests.support.accounts import add_key
+from tests.support.waiting import eventually
 
 
 def entry(name, owner="me", before=None, text="x", running=False):
@@ -65,6 +68,28 @@ async def context(store, previous=None, own=(), owner="me", hold=lambda size: No
 
 def reference(item_id):
     return {"type": "item_reference", "id": item_id}
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+async def test_reads_of_an_owner_leave_connections_to_others(opened, monkeypatch):
+    """Before the fix, 60 connections of a key that read a response kept others' responses waiting for 2.4 s."""
+    find, over, running = table.find_response, asyncio.Event(), []
+
+    async def find_slowly(connection, response_id, owner, since):
+        running.append(owner)
+        if owner == "me":
+            await over.wait()
+        return await find(connection, response_id, owner, since)
+
+    monkeypatch.setattr(table, "find_response", find_slowly)
+    async with opened() as store:
+        await put(store, entry("a"), entry("b", "you"))
+        reads = [asyncio.create_task(store.find("a", "me")) for _ in range(20)]
+        await eventually(lambda: running)
+        assert (await asyncio.wait_for(store.find("b", "you"), 4)).id == "b"
+        assert running == ["me", "you"]
+        over.set()
+        assert {one.id for one in await asyncio.gather(*reads)} == {"a"}
 
 
 async def test_what_is_found_is_what_was_put(opened):
