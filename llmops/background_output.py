@@ -92,7 +92,7 @@ class BackgroundFile(io.RawIOBase):
             self._dropped += data.count(b"\n")
         else:
             self._accepted += len(data)
-            self._put(data)
+            self._put(bytes(data))
         return len(data)
 
     def mark(self) -> threading.Event:
@@ -108,6 +108,8 @@ class BackgroundFile(io.RawIOBase):
             before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             try:
                 threading.Thread(target=self._run, name="background output", daemon=True).start()
+            except RuntimeError:  # The system allows no further thread; the next line tries again.
+                self._start_once.release()
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -13,8 +13,7 @@ from llmops.cache import cache_dir
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file, as hex digits."""
     real = path.resolve()
-    stamp = _stamp(real)
-    record = cache_dir() / "sha256" / hashlib.sha256(str(real).encode()).hexdigest()[:32]
+    stamp, record = _stamp(real), _record_of(real)
     known = _read(record)
     if known is not None and known.get("stamp") == stamp:
         return str(known["sha256"])
@@ -26,10 +25,20 @@ def sha256_of(path: Path) -> str:
     return digest
 
 
+def remember_linked(path: Path, digest: str) -> None:
+    """Cache the known SHA-256 of a file again after a link to it was made, which changed its inode's time."""
+    real = path.resolve()
+    _write(_record_of(real), {"stamp": _stamp(real), "sha256": digest})
+
+
 def digest_if_file(name: str) -> str | None:
     """Return the SHA-256 of the file `name`, as hex digits, or None if the file does not exist."""
     path = Path(name).expanduser()
     return sha256_of(path) if path.is_file() else None
+
+
+def _record_of(path: Path) -> Path:
+    return cache_dir() / "sha256" / hashlib.sha256(str(path).encode()).hexdigest()[:32]
 
 
 def _stamp(path: Path) -> list[int]:

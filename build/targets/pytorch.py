@@ -14,6 +14,7 @@ from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.checkpoint.file_checks import file_state, read_json, reject_changed_files, reject_odd_settings
+from llmops.build.checkpoint.hashing import remember_linked
 from llmops.build.checkpoint.lora_adapters import AdapterCheckpoint, read_adapters
 from llmops.build.engine_folder.build_stages import link_file, link_tree
 from llmops.build.engine_folder.manifest_extras import PytorchExtra
@@ -251,6 +252,7 @@ def _link_checkpoint(checkpoint: Checkpoint, model_dir: Path) -> None:
         known, linked = states.get(file.path), place.stat()
         if known is not None and (known.file.device, known.file.inode) == (linked.st_dev, linked.st_ino):
             states[file.path] = file_state(file.location)
+            remember_linked(file.location, file.sha256)
 
 
 def _name_as_transformers4(path: Path) -> None:

@@ -48,12 +48,15 @@ async def render_in_turn(share: str, render: Callable[[], _T]) -> _T:
     """Return what `render` returns: a piece of a replay, or a conversation.
 
     One piece is rendered at a time, and callers take turns. `share` is the reader's `Caller.share`.
+    The next turn begins after the pause, also if this reader leaves meanwhile.
     """
-    async with _turns.slot(share):
-        before = thread_time()
-        piece = render()
-        await asyncio.sleep(REPLAY_PAUSE * (thread_time() - before))
-    return piece
+    await _turns.enter(share)
+    before = thread_time()
+    try:
+        return render()
+    finally:
+        pause = REPLAY_PAUSE * (thread_time() - before)
+        asyncio.get_running_loop().call_later(pause, _turns.leave)
 
 
 async def encode_in_pieces(events: Iterable[Event], share: str) -> AsyncIterator[bytes]:

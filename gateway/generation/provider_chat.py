@@ -133,7 +133,7 @@ def _translate(body: ChatRequest, model: ProviderModel, context: RequestContext)
                 f"or leave {name} out.",
                 code="overloaded",
             )
-    fields = body.model_dump(exclude_none=True, exclude_unset=True, by_alias=True)
+    fields = body.model_dump(exclude={"messages", "tools"}, exclude_none=True, exclude_unset=True, by_alias=True)
     sent = {name: value for name, value in fields.items() if name in _SENT_FIELDS}
     sent["messages"] = [_message(message, at) for at, message in enumerate(body.messages)]
     if body.tools:

@@ -91,9 +91,12 @@ class RateLimits:
             self._start_timer()
 
     def charge_postponed(self, seconds: float) -> None:
-        """Charge the tokens that are due in `seconds` seconds at the pace of each limit."""
+        """Charge the tokens that are due in `seconds` seconds at the pace of each limit.
+
+        The pace is not divided by the gateways, because a client may stay with one of them.
+        """
         for key, (bound, pace, tokens) in list(self._postponed.items()):
-            due = min(tokens, pace * seconds / MINUTE / self.limiter.gateways)
+            due = min(tokens, pace * seconds / MINUTE)
             key[0].settle((bound,), Settlement(tokens=due))
             if due < tokens:
                 self._postponed[key] = bound, pace, tokens - due

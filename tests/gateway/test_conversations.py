@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 import openai
 import pytest
@@ -99,6 +100,20 @@ async def test_conversations_are_rendered_in_the_turns_of_replays(chats):
         await eventually(lambda: event_replay._turns._waiting.size)
         assert not asked.done()
     assert said(await asked) == [("user", "Hello?")]
+
+
+async def test_a_reader_that_leaves_shortens_no_pause_between_pieces():
+    def render() -> None:
+        end = time.thread_time() + 0.03
+        while time.thread_time() < end:
+            pass
+
+    start = time.monotonic()
+    leaving = asyncio.create_task(event_replay.render_in_turn("one", render))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await event_replay.render_in_turn("other", lambda: None)
+    assert time.monotonic() - start >= 0.03 * (1 + event_replay.REPLAY_PAUSE)
 
 
 async def test_a_retry_and_an_edit_are_branches_and_nothing_is_lost(chats):

@@ -213,9 +213,12 @@ async def test_long_answers_of_one_caller_leave_others_their_quotas(bounded):
         one.close(Outcome(200, "stop", Usage(20, 10)))
 
 
-async def test_the_debt_of_one_caller_leaves_others_the_limit_of_all(bounded):
+@pytest.mark.parametrize("gateways", [1, 4])
+async def test_the_debt_of_one_caller_leaves_others_the_limit_of_all(bounded, monkeypatch, gateways):
     """Before the fix, 50 unbounded answers after short ones closed it for all callers for minutes."""
     gate, clock = bounded.gate, bounded.clock
+    # a client that stays with one of several gateways pays there at the whole rate
+    monkeypatch.setattr(gate.limiter, "gateways", gateways)
     all_callers = Quota("all callers", tpm=6000)
     plans = {name: CallerLimits((Quota(name, tpm=2000), all_callers), name) for name in ("a", "b")}
 
