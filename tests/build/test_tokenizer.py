@@ -1,6 +1,7 @@
 """Tokenizers rebuilt from GGUF metadata encode as the original does."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -99,7 +100,7 @@ def test_added_tokens_without_an_embedding_are_dropped(copy_of_tiny: Path, tmp_p
     warnings = write(copy_of_tiny, tmp_path)
     kept = Tokenizer.from_file(str(tmp_path / "out/tokenizer.json"))
     assert max(kept.get_vocab().values()) < 320
-    assert "<image_49>" in warnings[0]
+    assert re.match(r"Dropped (<image_\d+>, ){4}<image_\d+> and \d+ more from the tokenizer, because", warnings[0])
     assert kept.token_to_id("<image_0>") is not None
 
 
