@@ -103,7 +103,7 @@ async def test_a_tenant_that_stores_many_responses_evicts_no_larger_one_of_anoth
 
 async def test_a_response_names_no_conversation_that_lacks_it(card, tokenizer, tmp_path) -> None:
     """Before the fix, responses named a full conversation, which had none of their turns."""
-    settings = {"store": f"sqlite:///{tmp_path}/store.db", "conversations": {"conversation_bytes": 120}, "open": True}
+    settings = {"store": f"sqlite:///{tmp_path}/store.db", "conversations": {"conversation_bytes": 390}, "open": True}
     async with running(card, tokenizer, **settings) as stack:
         stack.say("42")
         item = {"type": "message", "role": "user", "content": "a" * 110}
