@@ -194,6 +194,7 @@ class AnswerCheckpoint:
 
     @property
     def unsent_record_bytes(self) -> int:
+        """Return the size of the record in bytes, 0 once Redis has it."""
         return len(self._record)
 
     @property

@@ -136,6 +136,12 @@ def _may_be_empty(message: RequestMessage) -> bool:
 
 
 def part_text(part: ContentPart, where: str) -> str:
+    """Return the text of a part of a message. `where` is its place in the request.
+
+    Raises:
+        UnsupportedError: The part is not text.
+        InvalidRequestError: The part has no text.
+    """
     if part.type not in TEXT_PARTS:
         raise UnsupportedError(
             f"This model takes text only, not a part of type '{part.type}'; send parts of type 'text'.", param=where
