@@ -61,6 +61,9 @@ MAX_BATCH = 256
 #: Size in bytes from which no further answer is sent or taken over in the same call. A call for more
 #: than a megabyte takes longer than `TIMEOUT` on a busy machine.
 MAX_BATCH_BYTES = 256 * 2**10
+#: Size in bytes of an owner's new records that do not wait for tokens. With more than MAX_BATCH running
+#: answers, tokens may never end.
+SMALL_RECORDS_BYTES = 16 * 2**10
 #: Maximum number of answers that a gateway takes over at once. The rest is left to other gateways
 #: until the next time.
 MAX_CLAIMED = 64
@@ -282,15 +285,15 @@ def _owner(answer_id: str) -> str:
 def _fair_order(changed: Iterable[AnswerCheckpoint]) -> list[AnswerCheckpoint]:
     """Sort answers by the size of the records of their owner up to them.
 
-    Tokens come before all records, and the records of an owner who sends few before those of an
-    owner who sends many.
+    Tokens and an owner's first SMALL_RECORDS_BYTES come in the order of their changes, then records
+    of an owner who sends few before those of an owner who sends many.
     """
     used: Counter[str] = Counter()
 
     def position(one: AnswerCheckpoint) -> int:
         owner = _owner(one.id)
         used[owner] += one.unsent_record_bytes
-        return used[owner] if one.unsent_record_bytes else 0
+        return used[owner] // SMALL_RECORDS_BYTES if one.unsent_record_bytes else 0
 
     return sorted(changed, key=position)
 

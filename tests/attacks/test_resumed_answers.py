@@ -13,7 +13,7 @@ from redis import Redis
 from sqlalchemy import select
 
 from llmops.gateway.conversations.answer_run import REPLAY_TURN, AnswerLog, AnswerReader, AnswerRun, replay_batches
-from llmops.gateway.conversations.checkpoints import PREFIX, CheckpointStore, FollowedTokens
+from llmops.gateway.conversations.checkpoints import MAX_BATCH, PREFIX, CheckpointStore, FollowedTokens
 from llmops.gateway.conversations.conversation_turn import StoredAnswer
 from llmops.gateway.conversations.sql_responses import SqlResponses
 from llmops.gateway.errors import UnavailableError
@@ -294,6 +294,33 @@ async def test_large_requests_of_some_owners_hold_up_no_answer_of_another(valkey
         for number in range(2):
             await eventually(lambda key=f"{PREFIX}:answer:victim:{number}": client.hget(key, "record") == b"record")
     await store.close()
+
+
+async def test_tokens_of_many_answers_do_not_hold_up_a_new_answer(monkeypatch):
+    """Before the fix, the new answer reached Redis only once fewer than MAX_BATCH answers ran."""
+    store, done, calls = CheckpointStore("redis://127.0.0.1:1", 5.0), asyncio.Event(), []
+    running = [store.checkpoint(f"running:{number}") for number in range(3 * MAX_BATCH)]
+    new = store.checkpoint("new:answer")
+
+    async def write(keys: list[str], args: list) -> list[int]:
+        calls.append(args[2::7])
+        if len(calls) == 5:
+            new.register(b"record")
+        for one in running:
+            one.add([1], None)
+        if len(calls) == 20:
+            done.set()
+        await asyncio.sleep(0)
+        return [0] * len(calls[-1])
+
+    monkeypatch.setattr(store, "_write_script", write)
+    await store._try(store._write, [])
+    for one in running:
+        one.register(b"record")
+    task = asyncio.create_task(store._write_forever())
+    await done.wait()
+    task.cancel()
+    assert any("new:answer" in sent for sent in calls)
 
 
 async def test_a_large_request_is_not_read_for_each_token_or_search_for_its_gateway(valkey):
