@@ -179,9 +179,17 @@ def _decode_time(value: bytes) -> datetime | bytes:
 def _decode_json(text: str) -> Any:
     """Return a value, or the bytes of its text if it is too deep or a number has too many digits."""
     try:
-        return json.loads(text)
+        return _load_json(text)
     except (ValueError, RecursionError):
         return text.encode()
+
+
+def _load_json(text: str) -> Any:
+    """Return a value. Halves of surrogate pairs are replaced, because UTF-8 cannot encode them."""
+    value = json.loads(text)
+    if "\\ud" in str(text).lower():
+        return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+    return value
 
 
 def _discard_closed_connection(_: object, record: ConnectionPoolEntry, __: object) -> None:
@@ -204,9 +212,10 @@ def _sqlite_engines(location: StoreUrl, pool: dict[str, int], busy_seconds: floa
     # Python's driver begins transactions late and commits before DDL. isolation_level None turns
     # that off, and the transactions are begun here.
     options = {"isolation_level": None, "timeout": busy_seconds, "factory": _SqliteConnection}
-    engine = create_async_engine(location.url, connect_args=options, **pool)
+    engine = create_async_engine(location.url, connect_args=options, json_deserializer=_load_json, **pool)
+    url = location.url.set(drivername="sqlite")
     alone = create_engine(
-        location.url.set(drivername="sqlite"), pool_size=1, connect_args=options, execution_options={_WRITES: True}
+        url, pool_size=1, connect_args=options, json_deserializer=_load_json, execution_options={_WRITES: True}
     )
     file = _SqliteFile(Path(str(location.file)))
     for one in (engine.sync_engine, alone):

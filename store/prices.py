@@ -39,8 +39,9 @@ class Price:
     output_micros: int
 
     def __post_init__(self) -> None:
-        if not 0 < len(self.model) <= 255:
-            raise InputError(f"A model's name has 1 to 255 characters, not {len(self.model)}; give another name.")
+        # SQLite stores values of any type
+        if not isinstance(self.model, str) or not 0 < len(self.model) <= 255:
+            raise InputError("A model's name has 1 to 255 characters; give another name.")
         for micros in (self.input_micros, self.cached_micros, self.output_micros):
             if not 0 <= micros <= MAX_PRICE_MICROS:
                 raise InputError(
@@ -132,7 +133,7 @@ async def prices_by_model(connection: AsyncConnection) -> tuple[dict[str, Sequen
         try:
             found[model] = await connection.run_sync(read_prices, model)
         except DAMAGED:
-            damaged.append(model)
+            damaged.append(str(model))
     return found, damaged
 
 

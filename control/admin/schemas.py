@@ -4,7 +4,6 @@ In an update, a field that is absent is left unchanged, and null removes a limit
 imports no database library, so that the CLI can use a remote admin API without installing one.
 """
 
-import json
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Annotated, Any, Literal, Self
@@ -429,10 +428,3 @@ class AuditEntryRead(AdminSchema):
     subject: str
     tenant: str | None = Field(validation_alias=AliasChoices("tenant", "tenant_id"))
     detail: dict[str, Any]
-
-    @field_validator("detail")
-    @classmethod
-    def _replace_surrogates(cls, detail: dict[str, Any]) -> dict[str, Any]:
-        """Replace halves of surrogate pairs, because UTF-8 cannot encode them."""
-        encodable: dict[str, Any] = json.loads(json.dumps(detail, ensure_ascii=False).encode("utf-8", "replace"))
-        return encodable

@@ -248,7 +248,9 @@ def test_a_weight_that_is_no_share_is_refused_before_a_request_meets_it(weight: 
         ModelVersion("m", "v2", weight=weight)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("change", ["input_micros = 'x'", "input_micros = -1", "valid_from = 'soon'"])
+@pytest.mark.parametrize(
+    "change", ["input_micros = 'x'", "input_micros = -1", "valid_from = 'soon'", "model = x'ff'", "model = x''"]
+)
 async def test_a_damaged_price_is_that_models_alone(tmp_path, url, change):
     """Before the fix, no event of any tenant reached the ledger, and a gateway that started refused all budgets."""
     async with await open_store(url) as store:
@@ -261,12 +263,17 @@ async def test_a_damaged_price_is_that_models_alone(tmp_path, url, change):
         await sink.write(events)
         assert len(await sink.confirmed([one.id for one in events])) == 9
         await sink.close()
-        assert await bill(store) == (8, 8 * events[0].input_tokens)
-        assert await counts(store) == {"damaged price": 1}
+        own = 9 if "model" in change else 8
+        assert await bill(store) == (own, 8 * events[0].input_tokens)
+        assert await counts(store) == ({} if "model" in change else {"damaged price": 1})
     billing = Billing(url)
     await billing.start()
     assert billing.tariff("a")(7, 0, 0) == 7
     await billing.close()
+    secret, _, _ = await make_key(url)
+    async with control(url, key=secret) as client:
+        models = await client.get("/api/models")
+        assert (models.status_code, [one["id"] for one in models.json()["data"]]) == (200, ["a"])
 
 
 @pytest.mark.parametrize("change", ["next_seq = 'x'", "next_seq = -5", "next_seq = 9e30"])
@@ -451,6 +458,20 @@ async def test_a_damaged_row_of_postgresql_ends_no_list(databases, listed, chang
     assert answer.status_code == 200, answer.text
     assert len(answer.json()) == len(whole) - 1
     assert caplog.text.count("is left out; correct the row in the store") == 1
+
+
+async def test_a_text_that_utf_8_cannot_encode_ends_no_list(tmp_path, url) -> None:
+    """Before the fix, the lists of all keys and roll-outs were a 500."""
+    secret, _, _ = await make_key(url)
+    async with await open_store(url) as store, store.write() as connection:
+        await create_rollout(connection, ModelVersion("m", "v2", replicas=["h:1"]), "starting", {}, BY)
+    odd = "'[\"\\ud800\"]'"
+    for change in (f"model_versions SET replicas = {odd}", f"api_keys SET models = {odd}"):
+        execute(tmp_path, f"UPDATE {change}")
+    async with control(url) as client:
+        for listed in ("keys", "rollouts"):
+            answer = await client.get(f"/api/admin/{listed}", headers=bearer(secret))
+            assert (answer.status_code, len(answer.json())) == (200, 1), answer.text
 
 
 async def test_a_text_that_utf_8_cannot_encode_ends_no_audit_log(url) -> None:
