@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -28,9 +29,14 @@ log = logging.getLogger(__name__)
 #: Minimum seconds between two fetches of the keys. Strangers can send invented key ids, and each
 #: unknown id asks for a fetch.
 MIN_REFRESH_INTERVAL = 2.0
-#: Maximum factor of that interval. Each 429 of the issuer doubles the factor, and each success
-#: lowers it by a tenth, so that strangers cannot use up an issuer that allows 5 fetches a minute.
-MAX_SLOWDOWN = 7.5
+#: Maximum factor of that interval after a successful fetch. Each 429 of the issuer doubles the
+#: factor, and each success lowers it by a tenth, so that strangers cannot use up an issuer that
+#: allows 5 fetches a minute.
+MAX_SLOWDOWN = 20.0
+#: Maximum factor of that interval after 429s in a row, times a random number up to 1.5. A gateway
+#: that was refused tries again sooner than one that was served: otherwise those that have a new key
+#: use up the issuer's allowance before the others get the key.
+MAX_RETRY_SLOWDOWN = 5.0
 #: Seconds that one fetch may take before the provider counts as unavailable.
 FETCH_TIMEOUT = 5.0
 #: Maximum number of tokens that wait for the next fetch because their key id is unknown. Strangers
@@ -63,7 +69,7 @@ class JwksCache:
         self._issuer, self._url, self._refresh, self._clock = issuer, url, refresh, clock
         self._keys: Mapping[str | None, _Fetched] | None = None
         self._read_at = self._tried_at = float("-inf")
-        self._slowdown = 1.0
+        self._slowdown = self._retry_slowdown = 1.0
         self._reading: asyncio.Task[None] | None = None
         self._client: httpx.AsyncClient | None = None
         self._away = False
@@ -115,7 +121,8 @@ class JwksCache:
 
     def _wait_time(self) -> float:
         """Return the seconds until the next fetch may start; zero or less if it may start now."""
-        return MIN_REFRESH_INTERVAL * self._slowdown - (self._clock() - self._tried_at)
+        slowdown = self._retry_slowdown if self._retry_slowdown > 1 else self._slowdown
+        return MIN_REFRESH_INTERVAL * slowdown - (self._clock() - self._tried_at)
 
     async def _next_reading(self, kid: str | None, begun: int) -> None:
         """Wait until the key `kid` is known or a fetch that started after number `begun` has ended.
@@ -178,6 +185,7 @@ class JwksCache:
             self._away = True
             if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == 429:
                 self._slowdown = min(2 * self._slowdown, MAX_SLOWDOWN)
+                self._retry_slowdown = random.uniform(1, 1.5) * min(self._retry_slowdown, MAX_RETRY_SLOWDOWN)
             return
         if self._away:
             log.warning("The keys of %s can be read again.", without_secrets(self._issuer))
@@ -188,7 +196,7 @@ class JwksCache:
         }
         self._keys = (earlier if len(earlier) <= _MAX_KEPT else {}) | {kid: (now, found) for kid, found in keys.items()}
         self._away, self._read_at = False, now
-        self._keys_from, self._slowdown = self._begun, max(1.0, 0.9 * self._slowdown)
+        self._keys_from, self._slowdown, self._retry_slowdown = self._begun, max(1.0, 0.9 * self._slowdown), 1.0
 
     async def _fetch(self) -> Mapping[str | None, Sequence[VerificationKey]]:
         """Return the issuer's public signing keys by their ids.

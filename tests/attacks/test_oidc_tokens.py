@@ -387,6 +387,37 @@ def test_a_flood_of_made_up_keys_hardly_delays_the_end_of_a_removed_key(monkeypa
     assert max(later - earlier for earlier, later in pairwise(fetched)) < longest
 
 
+def test_gateways_that_share_an_issuer_with_an_allowance_take_turns(monkeypatch):
+    """Strangers flood three gateways. Before the fix, the gateways that had fetched used up the allowance."""
+    fetched: list[float] = [float("-inf")]
+
+    async def flood_one(start: float, latest: list[float]) -> None:
+        await asyncio.sleep(start)
+        clock = asyncio.get_running_loop().time
+
+        def answer() -> tuple[int, list[str]]:
+            if clock() < fetched[-1] + 10:
+                return 429, []
+            fetched.append(clock())
+            latest.append(clock())
+            return 200, ["known"]
+
+        cache, made_up = cache_before(answer, monkeypatch, 60), []
+        while clock() < 1000:
+            made_up.append(asyncio.create_task(cache.find(str(clock()), "RS256")))
+            await asyncio.sleep(0.1)
+        await asyncio.gather(*made_up, return_exceptions=True)
+        await cache.close()
+
+    async def flood_all() -> None:
+        await asyncio.gather(*map(flood_one, (0, 0.7, 1.3), successes))
+
+    random.seed(1)
+    successes: list[list[float]] = [[], [], []]
+    run_in_virtual_time(flood_all())
+    assert max(later - earlier for latest in successes for earlier, later in pairwise([0, *latest, 1000])) < 70
+
+
 @pytest.mark.parametrize(
     ("refresh", "flooded", "longest"),
     [(60, False, MIN_REFRESH_INTERVAL), (300, True, MIN_REFRESH_INTERVAL)],
