@@ -207,10 +207,28 @@ class _PolicyModel(_ChartModel):
     model_config = ConfigDict(json_schema_extra={"minProperties": 1})
 
 
+class MatchExpression(_ChartModel):
+    key: str
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
+    values: list[str] = []
+
+
+class LabelSelector(_ChartModel):
+    """A selector of pods or namespaces. Without fields, it selects all of them."""
+
+    match_labels: dict[str, str] = {}
+    match_expressions: list[MatchExpression] = []
+
+
+class IpBlock(_ChartModel):
+    cidr: str
+    excluded: Annotated[list[str], Field(alias="except")] = []
+
+
 class PolicyPeer(_PolicyModel):
-    pod_selector: dict[str, Any] = {}
-    namespace_selector: dict[str, Any] = {}
-    ip_block: dict[str, Any] = {}
+    pod_selector: LabelSelector = LabelSelector()
+    namespace_selector: LabelSelector = LabelSelector()
+    ip_block: IpBlock = IpBlock(cidr="")
 
 
 class PolicyPort(_PolicyModel):

@@ -8,6 +8,7 @@ and `docs/examples/tensorrt-llm`; triton-inference-server/tutorials
 `kubectl exec`.
 """
 
+import re
 from typing import Any
 
 from llmops.errors import InputError
@@ -50,10 +51,12 @@ def lws_manifests(plan: MultiNodePlan, claim: str) -> str:
 def _dns_name(name: str) -> str:
     """Return a name that is valid for Kubernetes objects.
 
-    A valid name has lower-case letters, digits and dashes, and begins with a letter.
+    A valid name has lower-case letters, digits and dashes, and begins with a letter. A name such as
+    `a-0` or `a-triton` gets a suffix, because objects of the LeaderWorkerSet `a` have such names.
     """
-    plain = "".join(char if char.isalnum() else "-" for char in name.lower()).strip("-")[:50]
-    return plain if plain[:1].isalpha() else f"llm-{plain}"
+    plain = re.sub(r"[^a-z0-9]", "-", name.lower()).strip("-")[:40].strip("-")
+    plain = plain if plain[:1].isalpha() else f"llm-{plain}"
+    return f"{plain}-llm" if re.search(r"-([0-9]+|triton)$", plain) else plain
 
 
 def _rights(name: str, plan: MultiNodePlan) -> list[dict[str, Any]]:

@@ -66,6 +66,9 @@ REFUSED: list[tuple[dict, str]] = [
         ({**KEYS, "network": {**KEYS["network"], **rules}}, "network")
         for rules in (
             {"admins": [{"from": [{"podSelector": {}}]}]},
+            {"admins": [{"podSelector": {"matchlabels": {"app": "console"}}}]},
+            {"clients": [{"namespaceSelector": {"matchExpressions": [{"key": "a", "op": "Exists"}]}}]},
+            {"clients": [{"ipBlock": {"cdir": "10.0.0.0/8"}}]},
             {"clients": [{}]},
             {"dns": [{}]},
             {"backends": {"store": [{"podSelector": {"matchLabels": {"app": "db"}}}]}},

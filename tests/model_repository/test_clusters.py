@@ -171,6 +171,22 @@ def test_the_leaderworkerset_is_one_pod_per_machine(repository: Path, tmp_path: 
     assert f": -n 15 {SERVER}" in script
 
 
+def test_two_leaderworkersets_share_no_name(tmp_path: Path) -> None:
+    """A LeaderWorkerSet names its pods NAME-NUMBER and NAME-NUMBER-NUMBER, and creates a Service with its own name.
+
+    Before the fix, the leader of `a` could run commands in the pod a-0-1 of `a-0`.
+    """
+    repository, taken = parking_repository(tmp_path), set()
+    for name in ("a", "a-0", "a-0-1", "a-triton", "llama-3.1", "m" * 60 + "-b"):
+        marker(**{name: engine(8, pp_size=2, directory=str(tmp_path / "engine"))}).save(repository)
+        objects = {one["kind"]: one["metadata"]["name"] for one in yaml.safe_load_all(export("lws", repository))}
+        group, service = objects["LeaderWorkerSet"], objects["Service"]
+        assert re.fullmatch("[a-z]([a-z0-9-]{0,50}[a-z0-9])?", group)
+        names = {group, service, *(f"{group}{end}" for end in ("-0", "-1", "-0-1", "-0-2", "-1-1"))}
+        assert not names & taken
+        taken |= names
+
+
 @pytest.mark.parametrize(
     ("engines", "gpus", "says"),
     [
