@@ -159,7 +159,8 @@ class Decision(NamedTuple):
         left: The amounts that each limit has left afterwards.
         money: The micro-dollars taken from each limit.
         lacking: The index of the limit with the longest wait; None if the request is granted.
-        of: The quantity that is lacking: requests, tokens, places or money.
+        of: The quantity that is lacking: requests, tokens, places or money; or "loss" if shared
+            data was lost: ask again after `wait`.
         wait: Seconds until the amount is available; exact for a rate.
     """
 

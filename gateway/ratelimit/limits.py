@@ -203,10 +203,8 @@ class Reservation(QuotaReservation):
             self._tariff = tariff = self._limits.budgets.tariff(model, self._arrived) if model else _unpriced
             # Costs of the longest and of the shortest possible answer.
             money, least = tariff(prompt, 0, most), tariff(prompt, 0, min(most, answers))
-            plan, generation = self._plan, self._limits.limiter.generation
-            if money and (plan.fresh <= self._limits.clock() or plan.generation != generation):
-                plan.fresh = await self._limits.budgets.known(plan.budgets)
-                plan.generation = generation
+            if money:
+                await self._read_spending(self._limits.budgets)
         if known is not None:
             # No limit rejects an answer that is taken over, because the hold of its lost gateway
             # may still count.
@@ -281,10 +279,21 @@ class Reservation(QuotaReservation):
 
     # -- reserving
 
+    async def _read_spending(self, budgets: Budgets) -> None:
+        """Query the ledger for the caller's budgets if the last result is old or may be lost."""
+        plan, generation = self._plan, self._limits.limiter.generation
+        if plan.fresh <= self._limits.clock() or plan.generation != generation:
+            plan.fresh = await budgets.known(plan.budgets)
+            plan.generation = generation
+
     async def _reserve(self, bounds: ModelLimits, asks: Sequence[LimitRequest]) -> ReserveResult:
         limits, plan, settled = self._limits, self._plan, self._limits.settled
-        self._latest = reserved = await limits.limiter.reserve(bounds.all, asks)
-        decision = reserved.decision
+        while (reserved := await limits.limiter.reserve(bounds.all, asks)).decision.of == "loss":
+            await asyncio.sleep(reserved.decision.wait)
+            if plan.budgets and limits.budgets is not None:
+                await self._read_spending(limits.budgets)
+            settled = limits.settled
+        self._latest, decision = reserved, reserved.decision
         # Postponed entries are settled at the usual limiter, so a fallback limiter's levels do not
         # allow requests to postpone more.
         plan.note(decision.left, limits.limiter.gateways if reserved.by is limits.limiter else inf, settled)

@@ -8,8 +8,9 @@ than `TIMEOUT`, this gateway decides alone, with its share of each limit, until 
 
 Redis may come back empty, because it was restarted, flushed or replaced. Each call therefore
 carries the known spending of the budgets in the call, and the script never goes below this
-spending. A new `generation` makes budgets.py query the ledger again. A record counts as lost, too,
-if it cannot be read or lacks slots or money that the calling gateway holds.
+spending. A new `generation` makes budgets.py query the ledger again. For `LOSS_SILENCE` seconds no
+slots and no money are granted, until each gateway has restored what it holds. A record counts as
+lost, too, if it cannot be read or lacks slots or money that the calling gateway holds.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ RELEASE_INTERVAL = 0.05
 # that all divide the limits by the same number when Redis is unavailable. A gateway that has not
 # called since another gateway started would grant more than its part.
 SIGN_OF_LIFE_INTERVAL = 1.0
+# Seconds after a loss of data until the script grants slots and money: all gateways call meanwhile.
+LOSS_SILENCE = SIGN_OF_LIFE_INTERVAL + 2 * TIMEOUT
 # Maximum number of reservations in one call, which then blocks Redis for less than a millisecond.
 MAX_BATCH = 64
 # Minimum seconds between two log lines about failures, and about lost data: a broken Redis may fail
@@ -301,6 +304,7 @@ class RedisLimiter(Limiter):
             "never": NO_WAIT_HELPS,
             "slack": TOLERANCE,
             "nolimit": UNLIMITED,
+            "silence": LOSS_SILENCE,
             "restore": [[*_limit_values(bound), *change] for bound, change in self._held.values()] if restore else [],
             "spent": [[*_limit_values(bound), known] for bound in budgets if (known := self._known_of(bound))],
             "held": [[*_limit_values(bound), held.places, held.money] for bound, held in holding],

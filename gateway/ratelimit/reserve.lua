@@ -6,6 +6,7 @@
 --          gone      the former name of the process, empty if it has none
 --          lease     seconds after which a silent process loses what it holds
 --          step, busy, never, slack, nolimit   the constants of buckets.py
+--          silence   seconds after a loss of data within which each process restores what it holds
 --          restore   what the process holds, after a reconnection: arrays of a Limit's values and a Settlement's values
 --          settle    settlements, in the same format
 --          spent     arrays of a Limit's values and the minimum that was spent of it before `settle`
@@ -13,7 +14,7 @@
 --          calls     one array per reservation, of arrays of a Limit's values and a LimitRequest's values
 -- Returns  A JSON array: the number of gateways that called within the lease, the name of the stored data (`epoch`),
 --          what was spent of each budget (arrays of name and {period, amount}), and for each call
---          {lacking (0: granted), of, wait, money, what each limit has left}
+--          {lacking (0: granted), of ('loss': ask again after the wait), wait, money, what each limit has left}
 local minute, hour, day = 60, 3600, 86400
 -- the ordinal of 1970-01-01
 local EPOCH = 719163
@@ -28,12 +29,18 @@ local now = tonumber(clock[1]) + tonumber(clock[2]) / 1000000
 local latest = math.floor((now + hour) / day) + EPOCH
 
 local processes = prefix .. ':processes'
--- the name of the stored data: another name means that the earlier data is lost
+-- the name of the stored data: another name means that the earlier data is lost. It ends with the time of the loss.
 local epoch = redis.call('GET', prefix .. ':epoch')
-if not epoch then
-  epoch = asked.process .. '/' .. clock[1] .. clock[2]
+local lost_at = epoch and tonumber(string.match(epoch, '/(%d+%.%d+)$'))
+
+-- each gateway restores what it holds, and reads the ledger
+local function report_loss()
+  lost_at = now
+  epoch = string.format('%s/%.6f', asked.process, now)
   redis.call('SET', prefix .. ':epoch', epoch)
 end
+
+if not lost_at or lost_at > now then report_loss() end
 redis.call('ZADD', processes, now, asked.process)
 if asked.gone ~= '' then redis.call('ZREM', processes, asked.gone) end
 redis.call('ZREMRANGEBYSCORE', processes, '-inf', now - 4 * asked.lease)
@@ -53,12 +60,6 @@ local records, changed = {}, {}
 local function refilled(level, elapsed, limit) return math.min(limit, level + elapsed * limit / minute) end
 
 local function is_number(value) return type(value) == 'number' and math.abs(value) <= asked.nolimit end
-
--- another name of the stored data: each gateway restores what it holds, and reads the ledger
-local function report_loss()
-  epoch = asked.process .. '/' .. clock[1] .. clock[2]
-  redis.call('SET', prefix .. ':epoch', epoch)
-end
 
 -- the record that was kept under a name, or nil for none. A damaged record is a loss of data.
 local function kept_record(name)
@@ -167,6 +168,11 @@ for at, call in ipairs(asked.calls) do
     for what, needed in ipairs(waits_of(want, left[number])) do
       if needed > wait then lacking, of, wait = number, WHAT[what], needed end
     end
+  end
+  local silence = lost_at + asked.silence - now
+  for number, want in ipairs(lacking == 0 and silence > 0 and call or {}) do
+    local holds = want[OPEN] > 0 and want[PLACES] < asked.nolimit or want[HELD] > 0 and want[MONEY] < asked.nolimit
+    if holds then lacking, of, wait = number, 'loss', silence end
   end
   if lacking == 0 then
     for number, want in ipairs(call) do

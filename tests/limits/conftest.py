@@ -39,6 +39,7 @@ def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that stands still is no Valkey that is away, and no process that is gone."""
     monkeypatch.setattr("llmops.gateway.ratelimit.redis.CONNECT_TIMEOUT", GENEROUS)
     monkeypatch.setattr("llmops.gateway.ratelimit.redis.LEASE_TIMEOUT", 3600.0)
+    monkeypatch.setattr("llmops.gateway.ratelimit.redis.LOSS_SILENCE", 0.0)
 
 
 @pytest.fixture
