@@ -24,6 +24,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator
 
 from llmops.clocks import utc_now
@@ -109,7 +110,7 @@ def byte_length(connection: AsyncConnection, column: ColumnElement[Any]) -> Colu
     return func.octet_length(column)
 
 
-def sum_of(column: ColumnElement[int], dialect: str) -> ColumnElement[int]:
+def sum_of(column: ColumnElement[int], dialect: str) -> FunctionElement[int]:
     """Return the SQL expression for the sum of a column that is never negative.
 
     SQLite stores values of any type, and fails on sums above 2**63. Damaged values therefore count

@@ -31,7 +31,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llmops.store.columns import byte_length, database_time, machine_time
+from llmops.store.columns import byte_length, database_time, machine_time, sum_of
 from llmops.store.tables import conversations, messages
 
 MAX_TITLE_LENGTH = 500
@@ -224,9 +224,10 @@ async def _oldest_searched(connection: AsyncConnection, user_id: str) -> ScalarS
     """
     table = conversations.c
     own = table.user_id == user_id, table.deleted_at.is_(None)
-    if ((await connection.execute(select(func.sum(table.size)).where(*own))).scalar() or 0) <= SEARCH_SIZE:
+    total = sum_of(table.size, connection.dialect.name)
+    if ((await connection.execute(select(total).where(*own))).scalar() or 0) <= SEARCH_SIZE:
         return None
-    newer = func.sum(table.size).over(order_by=(table.updated_at.desc(), table.id)) - table.size
+    newer = total.over(order_by=(table.updated_at.desc(), table.id)) - table.size
     ranked = select(table.updated_at, newer.label("newer")).where(*own).subquery()
     return select(func.min(ranked.c.updated_at)).where(ranked.c.newer < SEARCH_SIZE).scalar_subquery()
 
@@ -389,7 +390,7 @@ async def measure_messages(connection: AsyncConnection, conversation_id: str) ->
 
 async def count_conversations(connection: AsyncConnection, user_id: str) -> tuple[int, int]:
     """Return the number of the user's conversations, and the number of their characters."""
-    counted = select(func.count(), func.coalesce(func.sum(conversations.c.size), 0))
+    counted = select(func.count(), func.coalesce(sum_of(conversations.c.size, connection.dialect.name), 0))
     row = (await connection.execute(counted.where(conversations.c.user_id == user_id))).one()
     return row[0], int(row[1])
 

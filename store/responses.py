@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, RowMapping, String, and_, cast, delete, func, insert, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llmops.store.columns import database_time, machine_time
+from llmops.store.columns import database_time, machine_time, sum_of
 from llmops.store.tables import purges, response_items, responses, users
 
 
@@ -91,7 +91,7 @@ async def evict_responses(connection: AsyncConnection, owner: str, before: datet
         select(
             responses.c.id,
             func.row_number().over(order_by=newest).label("place"),
-            func.sum(responses.c.size).over(order_by=newest).label("total"),
+            sum_of(responses.c.size, connection.dialect.name).over(order_by=newest).label("total"),
         )
         .where(responses.c.owner == owner)
         .subquery()

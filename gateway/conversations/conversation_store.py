@@ -591,8 +591,8 @@ def public_id(conversation: Conversation) -> str:
 
 
 def _public_id(key: str) -> str:
-    # Not parsed as a UUID, because the id of a damaged row may be none.
-    return f"conv_{key.replace('-', '')}"
+    # Not parsed as a UUID, because the id of a damaged row may be none, nor a text.
+    return f"conv_{str(key).replace('-', '')}"
 
 
 def message_items(message: StoredMessage) -> list[dict[str, Any]]:

@@ -26,6 +26,8 @@ from llmops.gateway.auth.directory import CredentialUnavailableError, Identity
 from llmops.gateway.auth.keys import KeyDirectory
 from llmops.gateway.conversations.conversation_store import ConversationStore
 from llmops.gateway.conversations.purge import PurgeTask
+from llmops.gateway.conversations.response_store import StoredResponse
+from llmops.gateway.conversations.sql_responses import SqlResponses
 from llmops.gateway.errors import InvalidKeyError
 from llmops.gateway.interfaces import Caller, Usage
 from llmops.gateway.routing.versions.version_directory import VersionDirectory
@@ -146,13 +148,32 @@ async def test_a_list_leaves_out_what_is_damaged(tmp_path, client, change, query
     assert caplog.text.count(f"{ids[2]} was left out of a list") == (0 if query and "title" in change else 1)
 
 
-async def test_a_damaged_id_ends_no_list_and_no_export(tmp_path, client):
+@pytest.mark.parametrize(("key", "shown"), [("'zz'", ["conv_zz"]), ("x'ff'", [r"conv_b'\xff'"])])
+async def test_a_damaged_id_ends_no_list_and_no_export(tmp_path, client, key, shown):
     """Before the fix, both were a 500."""
     ids = [(await client.post("/v1/conversations", json={})).json()["id"] for _ in range(3)]
-    execute(tmp_path, f"UPDATE conversations SET id = 'zz' WHERE id = '{UUID(ids[1][5:])}'")
+    execute(tmp_path, f"UPDATE conversations SET id = {key} WHERE id = '{UUID(ids[1][5:])}'")
     listed = [one["id"] for one in (await client.get("/api/conversations")).json()["data"]]
-    export = (await client.get("/api/conversations/export")).text
-    assert listed == [json.loads(line)["id"] for line in export.splitlines()][::-1] == [ids[2], "conv_zz", ids[0]]
+    export = [json.loads(line) for line in (await client.get("/api/conversations/export")).text.splitlines()]
+    assert listed == [one["id"] for one in export if "error" not in one][::-1] == [ids[2], *shown, ids[0]]
+
+
+async def test_a_damaged_size_ends_no_search_and_no_write(tmp_path, client):
+    """Before the fix, all searches and writes of its owner were a 503."""
+    ids = [(await client.post("/api/conversations", json={"title": "a"})).json()["id"] for _ in range(2)]
+    execute(tmp_path, f"UPDATE conversations SET size = {2**63 - 1} WHERE id = '{UUID(ids[0][5:])}'")
+    assert (await client.post("/api/conversations", json={})).status_code == 200
+    assert len((await client.get("/api/conversations?q=a")).json()["data"]) == 2
+
+
+async def test_a_damaged_size_of_a_response_ends_no_write_of_another(tmp_path, url):
+    """Before the fix, no response of its owner was stored."""
+    stored = SqlResponses(url, GatewaySettings().responses)
+    for number in range(3):
+        assert await stored.put(StoredResponse("owner", {"id": f"resp_{number}", "output": []}, []).to_row())
+        execute(tmp_path, f"UPDATE responses SET size = {2**63 - 1}")
+    assert len(await stored.list("owner")) == 3
+    await stored.close()
 
 
 @pytest.mark.parametrize("change", ["input_micros = 'x'", "input_micros = -1", "valid_from = 'soon'"])
