@@ -99,7 +99,7 @@ async def _file_lock(store: Path) -> AsyncIterator[LockWatch | None]:
         return
     except OSError as error:
         raise ResourceError(
-            f"{lock.lock_file} cannot be written ({error.strerror}); let this user write to its folder."
+            f"{lock.lock_file} cannot be written ({error.strerror}); let this user write to it and its folder."
         ) from error
     try:
         yield asyncio.Event().wait

@@ -49,6 +49,10 @@ def exclusive_build(output: Path, say: Callable[[str], None], inside: bool = Fal
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = _locked(path, lambda: say(f"another build for {output} is under way{_by(path)}; waiting for it."))
     except OSError as error:
+        if isinstance(error, PermissionError) and path.exists():
+            raise InputError(
+                f"{path} is the lock of another user's build; wait for its end, or remove the file if no build runs."
+            ) from error
         way = "make it writable, or run this as its owner" if inside else "give -o another folder"
         raise InputError(f"{path.parent} cannot be written ({error.strerror}); {way}.") from error
     previous = _raise_on_sigterm()

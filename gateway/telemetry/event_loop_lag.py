@@ -85,13 +85,14 @@ class EventLoopMonitor:
     def _beat(self) -> None:
         before, used, delayed = self._last, self._used, self._delayed
         self._note()
+        # first, because writing a report may fail
+        self._timer = self._loop.call_later(HEARTBEAT_INTERVAL, self._beat)
         span = self._last - before
         self._metrics.lag.observe(max(span - HEARTBEAT_INTERVAL, 0.0))
         self._metrics.settle()
         if span > BLOCKED_THRESHOLD:
             # the work may have begun right after the last heartbeat, so the whole span counts
             self._stalled(span, min(span - (self._delayed - delayed), self._used - used), self._stage_in(before))
-        self._timer = self._loop.call_later(HEARTBEAT_INTERVAL, self._beat)
 
     def _stage_in(self, beat: float) -> str:
         when, stage = self._seen

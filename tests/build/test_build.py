@@ -1,5 +1,6 @@
 """Engine folders appear whole or not at all, once per content."""
 
+import errno
 import json
 import os
 import re
@@ -241,6 +242,23 @@ def test_a_second_build_waits_for_the_first(spec: BuildSpec, tiny: Path) -> None
 def test_a_folder_that_cannot_be_written_is_named(spec: BuildSpec) -> None:
     with pytest.raises(InputError, match=r"^/proc/engines cannot be written \(.*\); give -o another"):
         build(replace(spec, output=Path("/proc/engines/e")))
+
+
+def test_the_lock_of_another_user_is_named(spec: BuildSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the fix, the folder was named, which members of a group may both write to."""
+    lock = spec.output.with_name(f".{spec.output.name}.lock")
+    lock.parent.mkdir(exist_ok=True)
+    lock.touch()
+    opened = os.open
+
+    def refuse(path: str | Path, *args: int, **options: int) -> int:
+        if path == lock:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return opened(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(InputError, match=r"engine\.lock is the lock of another user's build; wait for its end"):
+        build(spec)
 
 
 def test_an_engine_that_a_killed_build_had_moved_aside_comes_back(spec: BuildSpec) -> None:

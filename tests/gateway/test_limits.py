@@ -529,7 +529,17 @@ async def test_the_watchdog_names_what_held_the_loop(stack, caplog, monkeypatch,
 
     await eventually(told)
     assert "The event loop was blocked for" in caplog.text
-    assert held_by((await stack.client.get("/metrics")).text) > 0.25
+    held = held_by((await stack.client.get("/metrics")).text)
+    assert held > 0.25
+    # a report that cannot be written does not end the watch
+    monkeypatch.setenv("LLMOPS_LAG_REPORT", str(tmp_path))
+    for _ in range(2):
+        assert (await stack.chat()).status_code == 200
+
+    async def is_counted() -> bool:
+        return held_by((await stack.client.get("/metrics")).text) > held + 0.6
+
+    await eventually(is_counted)
 
 
 def reported(path: Path) -> list[dict]:
