@@ -1,6 +1,5 @@
 """API keys: their settings, and the look-up of a request's key."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -19,7 +18,7 @@ from llmops.store.accounts.key_secrets import (
     new_secret,
 )
 from llmops.store.accounts.limits import Limits
-from llmops.store.accounts.users import DEFAULT_TIER, User
+from llmops.store.accounts.users import DEFAULT_TIER, User, check_tier
 from llmops.store.audit import AuditContext, record_action
 from llmops.store.columns import UtcDateTime
 from llmops.store.damaged_rows import name_damaged, read_undamaged
@@ -27,7 +26,6 @@ from llmops.store.tables import api_keys, tenants, users
 
 SCOPES = ("inference", "usage", "metrics", "admin", "fairness")
 DEFAULT_SCOPES = ("inference",)
-_TIER = re.compile(r"[a-z0-9][a-z0-9_-]{0,19}")
 
 
 @dataclass(frozen=True)
@@ -45,8 +43,7 @@ class KeySpec:
         unknown = [scope for scope in self.scopes if scope not in SCOPES]
         if unknown or not self.scopes:
             raise InputError(f"{_named('scope', unknown)}; a key has one or more of {', '.join(SCOPES)}.")
-        if not _TIER.fullmatch(self.tier):
-            raise InputError(f"{self.tier!r} is not a tier; write up to 20 lower-case letters, digits, - and _.")
+        check_tier(self.tier)
         if self.name is not None and not 0 < len(self.name) <= 100:
             raise InputError(f"A key's name has 1 to 100 characters, not {len(self.name)}; give another name.")
         if self.models is not None and not all(isinstance(model, str) and model for model in self.models):

@@ -18,6 +18,7 @@ from llmops.store.tables import identities, users
 from llmops.untrusted_text import escape_unsafe, is_safe_text
 
 DEFAULT_TIER = "free"
+_TIER = re.compile(r"[a-z0-9][a-z0-9_-]{0,19}")
 _EMAIL = re.compile(r"[^@\s]+@[^@\s]+")
 _COLUMNS = select(users.c.id, users.c.email, users.c.tier, users.c.tenant_id, users.c.created_at)
 
@@ -31,6 +32,12 @@ class User:
     tier: str
     tenant_id: str
     created_at: datetime
+
+
+def check_tier(tier: str) -> None:
+    """Raise InputError if this is not a tier."""
+    if not _TIER.fullmatch(tier):
+        raise InputError(f"{tier[:40]!r} is not a tier; write up to 20 lower-case letters, digits, - and _.")
 
 
 async def ensure_user(
@@ -53,8 +60,10 @@ async def ensure_user(
             then not the user of the address, but has a name that no address can be.
 
     Raises:
-        InputError: The address is invalid, or belongs to a user of another tenant.
+        InputError: The tier or the address is invalid, or the address belongs to a user of another
+            tenant.
     """
+    check_tier(tier)
     # Python lower-cases the Kelvin sign to k, so that this address would find the user of kate@x
     has_one_form = normalize("NFKC", email) == email
     name = f"{email} (unverified {unverified})".lower() if unverified else email.lower()

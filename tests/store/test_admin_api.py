@@ -125,6 +125,7 @@ BAD = [
     ("POST", "/tenants", {}, 400, "Missing required parameter: 'id'. Add it to the request."),
     ("POST", "/tenants", {"id": "zeta", "rmp": 5}, 400, "Invalid value for 'rmp': it is unknown."),
     ("POST", "/tenants", {"id": "zeta", "rpm": -1}, 400, "rpm cannot be -1: a limit is 1 to 1,000,000,000;"),
+    ("POST", "/keys", {"tenant": "ops", "user": "x@y.example", "tier": "x" * 600}, 400, "is not a tier; write"),
     ("POST", "/tenants", {"id": "zeta", "rpm": 0}, 400, "rpm cannot be 0: a limit is 1 to"),
     ("POST", "/tenants", {"id": "zeta", "tpm": 10**30}, 400, "a limit is 1 to"),
     ("POST", "/tenants", {"id": "zeta", "rpm": "many"}, 400, "Invalid value for 'rpm'"),
