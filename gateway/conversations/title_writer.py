@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Sequence
 
@@ -72,6 +73,7 @@ class TitleWriter:
         """
         content = _INSTRUCTION.format(question=question[:MAX_READ_CHARACTERS], answer=text[:MAX_READ_CHARACTERS])
         context = RequestContext(f"req_{secrets.token_hex(16)}", caller=caller, work_bytes=len(content))
+        context.background_task = asyncio.current_task()  # which ends if the caller's key is revoked
         for check in self._checks:
             check.adopt(context)
         try:

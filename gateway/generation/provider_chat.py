@@ -180,6 +180,8 @@ class ProviderChoice(Choice):
         self._segments = SegmentProcessor()
         # This class overrides `feed` and `finish`, so no detokenizer is used.
         super().__init__(index, cast(Detokenizer, None), max_tokens=max_tokens, processor=self._segments, guard=guard)
+        if guard is not None:
+            guard.waits = True  # for the threads that search a delta of a megabyte
         self._deltas = self._pieces = self._bytes = 0
 
     def feed(self, batch: TokenBatch) -> str:

@@ -13,15 +13,17 @@ from __future__ import annotations
 import re
 import sys
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from re import _parser as sre_parser  # type: ignore[attr-defined]
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from llmops.distribution import missing_extra
 from llmops.errors import InputError
 from llmops.gateway.safety.filters import JUDGED_TENANT, Finding, TextFilter
 from llmops.gateway.text.text_thread_pool import INLINE_CHARACTERS, ThreadLane
+
+T = TypeVar("T")
 
 #: Maximum width of a rule's match, in characters. An answer's text is delayed by the width of the
 #: widest rule of its policy.
@@ -111,6 +113,14 @@ def _character(escape: re.Match[str]) -> str:
     return "\ufffd" if 0xD800 <= code < 0xE000 or code > sys.maxunicode else chr(code)
 
 
+async def run_search(characters: int, search: Callable[[], T]) -> T:
+    """Run the search of a text, in a thread if the text is long."""
+    if characters <= INLINE_CHARACTERS:
+        return search()
+    lane = _lane if characters <= _LONG_CHARACTERS else _long_lane
+    return await lane.run(search, JUDGED_TENANT.get())
+
+
 class RuleFilter(TextFilter):
     """A filter that finds matches of a regular expression, or whole words of a list."""
 
@@ -138,12 +148,7 @@ class RuleFilter(TextFilter):
         self._later_words = _compile(name, rf"{_NO_WORD}({listed})(?:$|{_NO_WORD})", ignore_case) if listed else None
 
     async def judge(self, text: str) -> Finding | None:
-        if len(text) > INLINE_CHARACTERS:
-            lane = _lane if len(text) <= _LONG_CHARACTERS else _long_lane
-            is_in = await lane.run(lambda: self._is_in(text), JUDGED_TENANT.get())
-        else:
-            is_in = self._is_in(text)
-        return self.finding if is_in else None
+        return self.finding if await run_search(len(text), lambda: self._is_in(text)) else None
 
     def _is_in(self, text: str) -> bool:
         if self._search(text, 0) is not None:

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 
 from llmops.gateway.safety.filters import UNAVAILABLE, FilterUnavailableError, Finding, StreamMode, TextFilter
-from llmops.gateway.safety.rules import RuleFilter
+from llmops.gateway.safety.rules import RuleFilter, run_search
 
 #: Number of tokens that are released in mode `cut` while the window before them is still judged.
 TOKENS_IN_FLIGHT = 2
@@ -165,7 +166,10 @@ class StreamGuard:
         """
         for stage in tuple(self._stages):
             ending = final or self.finding is not None
-            text, found = stage.feed(text, ending) if isinstance(stage, RuleStage) else await stage.feed(text, ending)
+            if isinstance(stage, RuleStage):
+                text, found = await run_search(len(text), partial(stage.feed, text, ending))
+            else:
+                text, found = await stage.feed(text, ending)
             if found is not None:
                 self._act_on(found, stage)
         return text

@@ -1,14 +1,20 @@
 """Attack: a revoked key goes on using the answers that it began."""
 
+import asyncio
 import time
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
+from llmops.gateway.auth.authentication import Authentication
+from llmops.gateway.conversations import title_writer
+from llmops.gateway.http.middleware import Check
+from llmops.gateway.interfaces import Caller
 from tests.attacks.harness import connect, posted, record, scaled
 from tests.support import forked_cli
 from tests.support.servers import Valkey
-from tests.support.waiting import wait_until
+from tests.support.waiting import GENEROUS, wait_until
 
 #: Seconds after `llmops key revoke --now` within which the key's running answers end.
 BOUND = 30.0
@@ -98,6 +104,38 @@ def test_an_answer_that_another_gateway_took_over_ends_with_its_key(start, own_e
         return str(again.json()["status"])
 
     wait_until(lambda: stored() == "cancelled", "what there is of it in the store")
+
+
+async def test_a_title_that_waits_ends_with_its_key(monkeypatch):
+    """Before the fix, it was written and billed when its turn came."""
+    waiting, ended, caller = asyncio.Event(), asyncio.Event(), Caller("acme", "key-1")
+
+    class Directory:
+        async def ended(self, callers):
+            return callers
+
+    class Billing(Check):
+        def after(self, context, outcome):
+            ended.set()
+
+    async def wait_in_queue(*_):
+        waiting.set()
+        await asyncio.Event().wait()
+
+    class Conversations:
+        async def find(self, *_):
+            return SimpleNamespace(title="Hi")
+
+    monkeypatch.setattr(title_writer, "answer_message", wait_in_queue)
+    authentication = Authentication(Directory(), interval=0.01)
+    titles = title_writer.TitleWriter(None, "tiny", [authentication, Billing()])
+    titles.schedule(Conversations(), caller, "conv_1", "Hi", "Hello.")
+    try:
+        await waiting.wait()
+        await asyncio.wait_for(ended.wait(), GENEROUS)
+    finally:
+        await titles.close()
+        await authentication._running.close()
 
 
 def test_running_answers_of_a_revoked_key_go_on_unless_it_is_revoked_now(begun):
