@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import logging
 import math
 import os
 import socket
@@ -17,10 +18,13 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.lifespan.on import LifespanOn, LifespanSendMessage
 
+from llmops.background_output import finish_output
 from llmops.errors import LlmopsError, ResourceError
 from llmops.gateway.http.connection_limits import connection_limits
 from llmops.gateway.http.limited_protocol import protocol_class
 from llmops.gateway.settings import GatewaySettings
+
+log = logging.getLogger(__name__)
 
 #: Size of the kernel's send buffer per connection, in bytes. By default the buffer grows to 4 MB
 #: for a client that does not read.
@@ -35,6 +39,9 @@ MAPPED_BLOCK_BYTES = 256 * 1024
 #: Seconds that shutting down may take after a second signal. An unavailable store must not keep the
 #: process alive.
 FORCED_SHUTDOWN_TIMEOUT = 2.0
+#: Seconds that responses have to end after draining, when their connections are aborted. After that,
+#: uvicorn cancels them.
+ABORT_TIMEOUT = 2
 #: Exit code if shutting down takes longer than FORCED_SHUTDOWN_TIMEOUT. Shells report the same code
 #: for a process that SIGINT ended.
 INTERRUPTED_EXIT_CODE = 130
@@ -98,7 +105,7 @@ class DrainingServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, on_draining: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_draining = on_draining
-        self._exit_timer = threading.Timer(FORCED_SHUTDOWN_TIMEOUT, os._exit, [INTERRUPTED_EXIT_CODE])
+        self._exit_timer = threading.Timer(FORCED_SHUTDOWN_TIMEOUT, _exit_at_once)
         self._exit_timer.daemon = True
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
@@ -136,15 +143,31 @@ class DrainingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close all connections and shut the application down."""
+        drain = (self.config.timeout_graceful_shutdown or 0) - ABORT_TIMEOUT
+        end = asyncio.get_running_loop().call_later(drain, self._abort_connections)
         await super().shutdown(sockets)
+        end.cancel()
         if self.force_exit:
-            # uvicorn would cancel its tasks and log their tracebacks. Here, responses end as if
-            # their clients had disconnected, and the application shuts down as usual.
-            for connection in list(self.server_state.connections):
-                connection.transport.abort()
+            self._abort_connections()
             while self.server_state.tasks:
                 await asyncio.sleep(0.01)
             await self.lifespan.shutdown()
+
+    def _abort_connections(self) -> None:
+        """End the open responses as if their clients had disconnected.
+
+        uvicorn would cancel their tasks and log tracebacks.
+        """
+        connections = list(self.server_state.connections)
+        if connections and not self.force_exit:
+            log.warning("Connections that were still open when draining ended: %d; they are closed.", len(connections))
+        for connection in connections:
+            connection.transport.abort()
+
+
+def _exit_at_once() -> None:
+    finish_output()
+    os._exit(INTERRUPTED_EXIT_CODE)
 
 
 def tune_memory() -> None:
@@ -186,5 +209,5 @@ def uvicorn_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
         proxy_headers=False,
         server_header=False,
         timeout_keep_alive=math.ceil(settings.timeouts.connection),
-        timeout_graceful_shutdown=max(round(settings.timeouts.drain), 1),
+        timeout_graceful_shutdown=max(round(settings.timeouts.drain), 1) + ABORT_TIMEOUT,
     )

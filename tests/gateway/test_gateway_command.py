@@ -80,6 +80,25 @@ async def test_a_second_signal_waits_for_no_answer_and_says_nothing_but_that(sta
     assert (process.returncode, err.decode()) == (130, "Interrupted.\n")
 
 
+async def test_answers_that_outlast_the_drain_end_without_a_traceback(stack, tmp_path):
+    """Before the fix, uvicorn cancelled them, and logged the traceback of each."""
+    settings = tmp_path / "gateway.yaml"
+    settings.write_text("timeouts: {drain: 1s}\n")
+    process, url = await gateway_on(stack, "--config", str(settings), "--log-level", "warning")
+    stack.steps(Step((9,)), Step(hang=True))
+    async with httpx.AsyncClient(base_url=url, timeout=GENEROUS) as client:
+        await eventually(lambda: ready(client))
+        async with client.stream("POST", "/v1/chat/completions", json={**stack.chat_body, "stream": True}) as answer:
+            lines = answer.aiter_lines()
+            await anext(lines)
+            process.send_signal(signal.SIGTERM)
+            with pytest.raises(httpx.RemoteProtocolError):
+                [line async for line in lines]
+    _, err = await asyncio.wait_for(process.communicate(), GENEROUS)
+    (line,) = err.decode().splitlines()
+    assert (process.returncode, line.endswith("still open when draining ended: 1; they are closed.")) == (0, True)
+
+
 def multiplied(levels: int) -> dict:
     """References that are ten times as many on each level."""
     parts = {f"d{at}": {"allOf": [{"$ref": f"#/$defs/d{at + 1}"}] * 10} for at in range(levels)}
