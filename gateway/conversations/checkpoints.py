@@ -190,6 +190,7 @@ class AnswerCheckpoint:
         self._store = store
         self._unsent = bytearray()
         self._record, self._record_bytes, self._is_taken_over = b"", 0, False
+        self._slow_calls = 0
         self._end: bytes | None = None
         self.registered = False
         self._cached: int | None = None
@@ -255,6 +256,11 @@ class AnswerCheckpoint:
         cached = "" if self._cached is None else self._cached
         taken = "1" if self._is_taken_over else ""
         return [self.id, self._record, cached, self.known, bytes(self._unsent), self._end or b"", taken]
+
+    def is_too_slow(self) -> bool:
+        """Return True for the second call that failed with a large record, which was alone in it."""
+        self._slow_calls += self.unsent_record_bytes > MAX_BATCH_BYTES
+        return self._slow_calls > 1
 
     def acknowledge(self, sent: list[Any], reply: int) -> None:
         """Process the script's reply to the values that `pending` returned."""
@@ -343,6 +349,8 @@ class CheckpointStore:
         self._wake, self._follow = asyncio.Event(), asyncio.Event()
         self._tasks = TaskSet()
         self._trouble = False
+        # Ids of answers that are not written any longer, of which Redis may have received a part.
+        self._given_up: list[str] = []
         # False if Redis may have given this gateway answers in a reply that did not arrive.
         self._is_claim_heard = True
         self._up_since = 0.0
@@ -492,7 +500,13 @@ class CheckpointStore:
             waiting, self._changed = _fair_order(self._changed.values()), {}
             # After an outage, a call without answers shows that Redis is available again: a record for
             # which a call is too slow must not hold up the others.
-            is_written = await self._try(self._write, waiting if self.up else [])
+            was_up = self.up
+            is_written = await self._try(self._write, waiting if was_up else [])
+            if was_up and not is_written and waiting and waiting[0].is_too_slow():
+                # Its next calls would time out, too, and no lost answer would be taken over meanwhile.
+                slow = waiting.pop(0)
+                self._given_up.append(slow.id)
+                slow.acknowledge(slow.pending(), -2)
             self._changed = {one.id: one for one in waiting} | self._changed
             if not is_written:
                 await reconnect(self._client)
@@ -504,6 +518,10 @@ class CheckpointStore:
 
     async def _write(self, waiting: list[AnswerCheckpoint], lease: float | None = None) -> None:
         """Write the first of the answers in one call, and remove them from `waiting`."""
+        if self._given_up:
+            kinds = ("answer", "tokens")
+            await self._client.delete(*(f"{PREFIX}:{kind}:{one}" for one in self._given_up for kind in kinds))
+            self._given_up.clear()
         sent: list[list[Any]] = []
         size = 0
         for one in waiting[:MAX_BATCH]:

@@ -296,6 +296,39 @@ async def test_large_requests_of_some_owners_hold_up_no_answer_of_another(valkey
     await store.close()
 
 
+async def test_a_request_that_redis_takes_too_slowly_is_not_sent_for_ever(valkey, monkeypatch):
+    """Before the fix, no lost answer was taken over meanwhile, and the readers of all answers were let go."""
+    monkeypatch.setattr("llmops.gateway.conversations.checkpoints.RETRY_INTERVAL", 0.01)
+    lost, store = CheckpointStore(valkey.url, 0.4), CheckpointStore(valkey.url, 0.4)
+    write = store._write_script
+
+    async def slow_with_large_calls(keys, args):
+        replies = await write(keys=keys, args=args)
+        if sum(len(one) for one in args if isinstance(one, bytes)) > 500_000:
+            raise TimeoutError
+        return replies
+
+    store._write_script = slow_with_large_calls
+    claimed = asyncio.get_running_loop().create_future()
+    await store.start(claimed.set_result)
+    slow = store.checkpoint("evil:slow")
+    slow.register(b"x" * 990_000)
+    slow.add([1], None)
+    await eventually(lambda: not slow.registered)
+    assert not slow.lost
+    assert not slow.holds
+    await lost.start(lambda _: None)
+    answer = lost.checkpoint("victim:lost")
+    answer.register(b"record")
+    assert await answer.is_owned()
+    await lost.close()
+    assert (await claimed).id == "victim:lost"
+    with Redis.from_url(valkey.url) as client:
+        assert not client.exists(f"{PREFIX}:answer:evil:slow")
+    assert await slow.finish(b"{}")
+    await store.close()
+
+
 async def test_tokens_of_many_answers_do_not_hold_up_a_new_answer(monkeypatch):
     """Before the fix, the new answer reached Redis only once fewer than MAX_BATCH answers ran."""
     store, done, calls = CheckpointStore("redis://127.0.0.1:1", 5.0), asyncio.Event(), []
