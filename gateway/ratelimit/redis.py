@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -73,6 +74,8 @@ RELEASE_INTERVAL = 0.05
 SIGN_OF_LIFE_INTERVAL = 1.0
 # Seconds after a loss of data until the script grants slots and money: all gateways call meanwhile.
 LOSS_SILENCE = SIGN_OF_LIFE_INTERVAL + 2 * TIMEOUT
+# Maximum number of limits that a sign of life checks for a loss of what this gateway holds of them.
+MAX_CHECKED = 256
 # Maximum number of reservations in one call, which then blocks Redis for less than a millisecond.
 MAX_BATCH = 64
 # Minimum seconds between two log lines about failures, and about lost data: a broken Redis may fail
@@ -150,7 +153,7 @@ class RedisLimiter(Limiter):
         self._calling = asyncio.Lock()
         self._sending: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._flush_at = 0.0
+        self._flush_at = self._checked_at = 0.0
         self._connecting: asyncio.Task[None] | None = None
         self._tasks = TaskSet()
         self._trouble = ""
@@ -295,6 +298,9 @@ class RedisLimiter(Limiter):
     def _asked(self, calls: Sequence[_Call], settled: PendingSettlements, restore: bool) -> bytes:
         budgets = [bound for bounds, *_ in calls for bound in bounds] + [bound for bound, _ in settled.values()]
         holding = [self._held[name] for name in {bound.name for bound in budgets} & self._held.keys()]
+        if not calls and (now := time.monotonic()) - self._checked_at >= SIGN_OF_LIFE_INTERVAL:
+            self._checked_at = now
+            holding = random.sample([*self._held.values()], min(len(self._held), MAX_CHECKED))
         asked = {
             "process": self._process,
             "gone": self._gone,

@@ -190,6 +190,18 @@ async def test_what_running_answers_hold_survives_a_loss(valkey: Valkey, lost: s
         assert granted == 10
 
 
+async def test_an_idle_gateway_notices_that_a_record_of_its_answers_is_lost(valkey: Valkey):
+    """Before the fix, another gateway granted all of it again for as long as the first was not asked."""
+    budget, want = Limit("held", money=100, period=1), LimitRequest(money=50, least=1)
+    async with two_limiters(valkey.url) as (asked, idle):
+        assert (await reserve(idle, budget, want)).decision.money == 50
+        async with Redis.from_url(valkey.url) as client:
+            await client.delete(f"{PREFIX}:held")
+        await eventually(lambda: idle.generation > 1, seconds=3)
+        granted = [(await reserve(asked, budget, want)).decision.money for _ in range(2)]
+        assert granted == [50, 0]
+
+
 #: What another program may send. hiredis made room for the 2**31 elements, and took 20 s to free it.
 _BYTES = {
     "more replies than calls": b"+OK\r\n" * 50,
