@@ -4,13 +4,17 @@ import asyncio
 import base64
 import json
 import threading
+import time
 
 import numpy as np
 import pytest
 
 from llmops.gateway.api import embeddings as embeddings_endpoint
 from llmops.gateway.api import tokenize as tokenize_endpoint
+from llmops.gateway.api.anthropic.chat_conversion import to_chat_messages
+from llmops.gateway.api.anthropic.schemas import MessageParam
 from llmops.gateway.api.embeddings import EmbeddingRequest
+from llmops.gateway.generation.parsers.tool_messages import tools_in_system_message
 from llmops.gateway.interfaces import Usage
 from llmops.gateway.text.tokenizer import TextTokenizer
 from tests.support.gateway_stack import BODIES, CHAT, COMPLETIONS, RESPONSES, running
@@ -53,6 +57,28 @@ async def test_stop_token_ids_are_few_and_the_model_s(stack, card):
             assert found == (400, "invalid_request_error", "stop_token_ids", True)
         at_most = {**BODIES[path], "stop_token_ids": [5] * 1023 + [card["vocab_size"] - 1]}
         assert (await stack.client.post(path, json=at_most)).status_code == 200
+
+
+# -- linear in the size of the request -------------------------------------------------------------------------------
+
+
+def test_many_blocks_of_thinking_are_joined_once():
+    """Before the fix, 7,400 blocks of 2 KB held the gateway for 23 s, as the text was copied for each block."""
+    thinking = {"type": "thinking", "thinking": "\N{GRINNING FACE}" * 1000}
+    said = [MessageParam(role="assistant", content=[thinking] * 4000), MessageParam(role="user", content="Hi")]
+    began = time.process_time()
+    messages, _ = to_chat_messages(said, None)
+    assert time.process_time() - began < 2
+    assert len(messages[0]["reasoning_content"]) == 4_000_000
+
+
+def test_many_results_of_tools_are_joined_once():
+    """Before the fix, 4,000 results of 4 KB for a template without tools took 75 s."""
+    results = [{"role": "tool", "tool_call_id": "c", "content": "\N{GRINNING FACE}" * 1000}] * 4000
+    began = time.process_time()
+    (message,) = tools_in_system_message(results, [])
+    assert time.process_time() - began < 2
+    assert message["content"].count("<tool_response>") == 4000
 
 
 # -- off the loop ----------------------------------------------------------------------------------------------------

@@ -224,6 +224,10 @@ def to_chat_messages(
         transcript.say("system", _texts(system, "system"))
     for index, message in enumerate(messages):
         transcript.add(message, f"messages[{index}].content")
+    for said in transcript.messages:
+        if "reasoning_content" in said:
+            # joined once: text that grows by thousands of blocks would be copied for each
+            said["reasoning_content"] = "".join(said["reasoning_content"])
     return transcript.messages, transcript.is_continued(messages[-1])
 
 
@@ -296,8 +300,7 @@ class _Transcript:
         elif block.type == "tool_use":
             self.say(role, []).setdefault("tool_calls", []).append(_tool_call(block, where))
         elif block.type == "thinking":
-            message = self.say(role, [])
-            message["reasoning_content"] = message.get("reasoning_content", "") + _required(block, "thinking", where)
+            self.say(role, []).setdefault("reasoning_content", []).append(_required(block, "thinking", where))
         elif block.type == "redacted_thinking":
             self.say(role, [])  # Only Anthropic can decrypt the block's content.
         else:

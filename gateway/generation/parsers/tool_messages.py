@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 _INTRODUCTION = (
@@ -101,16 +102,11 @@ def _calls_as_text(messages: Sequence[Mapping[str, Any]]) -> list[TemplateMessag
     Consecutive results become one message, because many templates require alternating turns.
     """
     plain: list[TemplateMessage] = []
-    after_result = False
-    for message in messages:
-        is_result = message["role"] in CALL_ROLES
-        if is_result and after_result:
-            plain[-1]["content"] += f"\n{_result(message)}"
-        elif is_result:
-            plain.append({"role": "user", "content": _result(message)})
+    for are_results, group in groupby(messages, lambda message: message["role"] in CALL_ROLES):
+        if are_results:
+            plain.append({"role": "user", "content": "\n".join(map(_result, group))})
         else:
-            plain.append(_with_calls_in_text(message))
-        after_result = is_result
+            plain += map(_with_calls_in_text, group)
     return plain
 
 
