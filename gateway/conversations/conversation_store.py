@@ -270,7 +270,7 @@ class ConversationStore:
             head = (await self._message(connection, key, item_id)).id
             newest = await table.newest_children(connection, key)
             while head in newest:
-                head = newest[head]
+                head = newest.pop(head)  # A damaged parent may make a cycle.
             return head
 
         # Find the end before the transaction, in which other writers wait, and again if it is deleted meanwhile.
@@ -515,7 +515,10 @@ class ConversationStore:
                     damaged += [one for one in ids if not await self._archive(one, archive)]
                     await asyncio.to_thread(sync)
                 archived = [one for one in ids if one not in damaged]
-                purged += await self._database.write(partial(table.purge_inactive, ids=archived, before=before))
+                found = await self._database.write(partial(table.purge_inactive, ids=archived, before=before))
+                purged += found
+                if archived and not found:
+                    break  # SQLite finds no row by a damaged id; another gateway may have purged others.
         return purged
 
     async def _archive(self, conversation_id: str, archive: Callable[[Branch], None]) -> bool:

@@ -34,6 +34,7 @@ from llmops.gateway.routing.versions.version_directory import VersionDirectory
 from llmops.gateway.settings import ConversationSettings, GatewaySettings
 from llmops.gateway.usage.billing import Billing
 from llmops.gateway.usage.ledger_sink import LedgerSink
+from llmops.store import conversations
 from llmops.store.accounts.key_secrets import hash_secret
 from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.tenants import create_tenant
@@ -117,6 +118,50 @@ async def test_a_damaged_conversation_is_kept_and_keeps_no_other_from_being_purg
     assert f"{ids[1]} cannot be archived because a row is damaged" in caplog.text
     assert await PurgeTask(opened, None).purge() == 1
     await chats.close()
+
+
+@pytest.mark.parametrize("is_archived", [False, True])
+async def test_a_damaged_id_does_not_let_a_purge_run_for_ever(tmp_path, url, is_archived):
+    """Before the fix, the purge wrote to the store without a pause until the gateway ended."""
+    chats = ConversationStore(url, ConversationSettings(days=10), lambda: BY.at)
+    for user in range(3):
+        await chats.create(Caller("acme", str(UUID(int=user + 1))), [])
+    await chats.close()
+    execute(tmp_path, f"UPDATE conversations SET id = CAST(x'ff' AS TEXT) WHERE user_id = '{UUID(int=2)}'")
+    chats = ConversationStore(url, ConversationSettings(days=10), lambda: BY.at + timedelta(days=20))
+
+    async def opened() -> ConversationStore:
+        return chats
+
+    async with asyncio.timeout(30):
+        assert await PurgeTask(opened, tmp_path / "archive" if is_archived else None).purge() == 2
+    await chats.close()
+
+
+async def test_messages_that_are_each_others_parents_do_not_stop_the_gateway(tmp_path, client, monkeypatch):
+    """Before the fix, a request to show one of them blocked the event loop for ever."""
+
+    class Bounded(dict):
+        reads = 0
+
+        def __contains__(self, key: object) -> bool:
+            self.reads += 1
+            assert self.reads < 100
+            return super().__contains__(key)
+
+    children = conversations.newest_children
+
+    async def bounded(*args) -> Bounded:
+        return Bounded(await children(*args))
+
+    monkeypatch.setattr(conversations, "newest_children", bounded)
+    turns = [{"type": "message", "role": "user", "content": text} for text in "ab"]
+    made = (await client.post("/v1/conversations", json={"items": turns})).json()["id"]
+    last = "(SELECT id FROM messages ORDER BY position DESC LIMIT 1)"
+    execute(tmp_path, f"UPDATE messages SET parent_id = {last} WHERE parent_id IS NULL")
+    item = (await client.get(f"/v1/conversations/{made}/items")).json()["data"][0]["id"]
+    shown = await client.post(f"/api/conversations/{made}/branch", json={"message_id": item})
+    assert shown.status_code == 200, shown.text
 
 
 @pytest.mark.parametrize("change", CONVERSATION_CHANGES)
