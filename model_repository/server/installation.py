@@ -218,7 +218,8 @@ def _assemble_backends(root: Path, stub: Path) -> Path:
     for entry in target.iterdir():
         if entry.name == "__pycache__" and entry.lstat().st_uid == os.getuid():
             continue
-        if entry.name not in {source.name for source in sources} and not entry.name.startswith("."):
+        is_known = entry.name in {source.name for source in sources} or entry.name.startswith(".")
+        if not is_known or (entry.is_dir() and not entry.is_symlink()):
             raise ResourceError(f"{entry} is not a file of Triton's Python backend; remove it.")
     for source in sources:
         link = target / source.name

@@ -68,3 +68,14 @@ def test_a_file_in_the_place_of_the_backends_is_one_sentence(tmp_path: Path, mon
     said = r"triton-backends/.* cannot be created \(Not a directory\); remove any file"
     with pytest.raises(ResourceError, match=said):
         find_installation()
+
+
+def test_a_folder_in_the_place_of_a_backends_file_is_one_sentence(tmp_path: Path, monkeypatch) -> None:
+    """Before the fix, `llmops serve` ended with a traceback at each start."""
+    pytest.importorskip("pytriton")
+    monkeypatch.setenv("LLMOPS_CACHE", str(tmp_path))
+    link = find_installation().backends / "python" / "triton_python_backend_stub"
+    link.unlink()
+    link.mkdir()
+    with pytest.raises(ResourceError, match="triton_python_backend_stub is not a file of Triton's"):
+        find_installation()
