@@ -21,6 +21,7 @@ pytest.importorskip("openvino_genai")
 
 from llmops_engine.engine_runtime import EngineRuntime
 from llmops_engine.guided.sandbox import GrammarLimits, GrammarMeasurement, GrammarSandbox
+from llmops_engine.guided.watchdog import sampler_threads
 from llmops_engine.loop import ActiveRequest, EngineLoop
 from llmops_engine.request import RuntimeRequest, RuntimeSamplingParams
 from llmops_engine.runtimes import openvino as runtime_module
@@ -389,3 +390,22 @@ def test_a_grammar_whose_answer_ends_in_its_slow_step_gets_no_other_refused(star
     victim.finish()
     assert told is None or told.startswith("unavailable")
     assert engine.ask(4, victims).finish().error is None
+
+
+def test_a_slow_grammar_is_ended_on_a_pipeline_that_replaced_another(start, monkeypatch):
+    engine = start(token_seconds=0.02)
+    engine.loop.post(engine.runtime._replace_pipeline)
+    monkeypatch.setattr(engine.runtime, "prepare", lambda request: None)  # a trial would refuse the grammar
+    slow = ("ebnf_grammar", "root ::= [a-z ] | [a-z ] root | [a-z ] root root")
+    refusal = engine.ask(LONG, slow).finish().error
+    assert refusal is not None
+    assert refusal.startswith("guided_decoding_guide: the grammar takes too long, ")
+
+
+# thread 1 is older than the pipeline and computes its model or rests, 2 and 3 sample, 4 is another of the model's
+@pytest.mark.parametrize("used", [{1: 0.03}, {}, {4: 0.03}, {1: 0.03, 4: 0.03}])
+def test_threads_that_sample_are_told_from_those_of_an_older_model(used):
+    """Before, the busiest new thread counted as the model's: a replaced pipeline's sampler was not watched."""
+    times = dict.fromkeys((1, 2, 3, *used), 1.0)
+    after = {thread: 1.0 + ({2: 2e-4, 3: 5e-5} | used).get(thread, 0.0) for thread in times}
+    assert sorted(sampler_threads([1], times, after, own=0.14)) == [2, 3]

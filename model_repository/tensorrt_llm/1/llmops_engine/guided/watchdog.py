@@ -106,17 +106,21 @@ def thread_times() -> dict[int, float]:
     return found
 
 
-def sampler_threads(known: Iterable[int], before: dict[int, float], after: dict[int, float]) -> list[int]:
+def sampler_threads(known: Iterable[int], before: dict[int, float], after: dict[int, float], own: float) -> list[int]:
     """Return the threads that started with a pipeline but do not compute the model.
+
+    The threads that compute the model may be older than the pipeline: OpenVINO keeps them for the
+    next model, and the calling thread is one of them.
 
     Args:
         known: Native ids of the threads that existed before the pipeline.
         before: The result of `thread_times` before a long prompt was read.
         after: The result of `thread_times` after the prompt was read.
+        own: The processor seconds of the calling thread while the prompt was read.
     """
-    used = {thread: seconds - before.get(thread, 0.0) for thread, seconds in after.items() if thread not in set(known)}
-    busiest = max([*used.values(), time.get_clock_info("thread_time").resolution])
-    return [thread for thread, seconds in used.items() if seconds < _MODEL_SHARE * busiest]
+    used = {thread: seconds - before.get(thread, 0.0) for thread, seconds in after.items()}
+    busiest = max([*used.values(), own])
+    return [thread for thread in used.keys() - set(known) if used[thread] < _MODEL_SHARE * busiest]
 
 
 def _processor_time(thread: int) -> float | None:

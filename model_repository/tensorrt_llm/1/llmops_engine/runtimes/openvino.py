@@ -194,12 +194,12 @@ class OpenVINORuntime(EngineRuntime):
         config = genai.GenerationConfig()
         config.max_new_tokens = 1
         self._pipeline.generate([ov.Tensor(np.zeros((1, 1), np.int64))], [config])
-        before = thread_times()
+        before, started = thread_times(), time.thread_time()
         # The first step of a chunk size is long. So the warm-up reads a chunk of the size whose
         # steps are measured afterwards.
         tokens = max(_WARM_UP, self._chunk) if self._options.step_seconds is not None else _WARM_UP
         self._pipeline.generate([ov.Tensor(np.ones((1, tokens), np.int64))], [config])
-        self._watchdog.watch_threads(sampler_threads(known, before, thread_times()))
+        self._watchdog.watch_threads(sampler_threads(known, before, thread_times(), time.thread_time() - started))
 
     def prepare(self, request: RuntimeRequest) -> Preparation | None:
         if request.cache_salt and self._has_prefix_cache and self._options.prefix_cache is None:
