@@ -492,13 +492,15 @@ def _read_key(name: str, settings: ProviderSettings) -> str:
 
 async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
     """Yield the lines of a response without line ends. Raises ValueError for too long a line."""
-    rest = b""
+    rest = bytearray()
     async for data in response.aiter_raw():
-        *lines, rest = (rest + data).split(b"\n")
+        *ends, begun = data.split(b"\n")
+        for end in ends:
+            yield bytes(rest + end).rstrip(b"\r")
+            rest.clear()
+        rest += begun
         if len(rest) > MAX_LINE_BYTES:
             raise ValueError(f"the stream has a line of more than {MAX_LINE_BYTES} bytes")
-        for line in lines:
-            yield line.rstrip(b"\r")
 
 
 async def _read_end(lines: AsyncIterator[bytes]) -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import threading
+import time
 
 import httpx
 import pytest
@@ -14,6 +15,7 @@ from llmops.errors import InputError
 from llmops.fair_client import fair_client
 from llmops.gateway.interfaces import Usage
 from llmops.gateway.routing.providers import Providers, ProviderStream
+from llmops.gateway.routing.providers import _lines as provider_lines
 from llmops.gateway.safety.rules import RuleFilter
 from llmops.gateway.safety.stream_guard import SEARCH_STEP
 from llmops.gateway.settings import GatewaySettings
@@ -352,6 +354,20 @@ async def test_the_filters_of_a_tenant_hold_for_a_provider(card, tokenizer, scri
         asked = len(scripted.seen)
         refused = await own.chat(messages=[{"role": "user", "content": "a forbidden word"}])
         assert (refused.status_code, len(scripted.seen)) == (400, asked)
+
+
+async def test_a_line_that_comes_in_small_pieces_takes_linear_time():
+    """Before the fix, a line of a megabyte in pieces of ten bytes took 54 s, as each piece copied the line."""
+
+    class Response:
+        async def aiter_raw(self):
+            for _ in range(20_000):
+                yield b"x" * 50
+            yield b"\r\n\ny\n"
+
+    began = time.process_time()
+    assert [len(line) async for line in provider_lines(Response())] == [1_000_000, 0, 1]
+    assert time.process_time() - began < 2
 
 
 async def test_rules_search_a_providers_large_delta_in_a_thread(card, tokenizer, scripted, monkeypatch):
