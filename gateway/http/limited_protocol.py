@@ -245,7 +245,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return min(end if end > start else size, start + max(self.limits.header_bytes - self._head, 1))
         if self._length is None:
             length = next((value for name, value in self.headers if name == b"content-length"), b"")
-            self._length = int(length) if length.isdigit() else 0
+            # Python converts at most 4,300 digits, and the parser accepts any number of zeros.
+            self._length = int(length.lstrip(b"0") or b"0") if length.isdigit() else 0
         if self._length:
             return min(size, start + max(self._length - self._body, 1))
         most = min(size, start + MAX_CHUNKED_FEED)

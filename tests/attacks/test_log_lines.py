@@ -40,6 +40,8 @@ KINDS = {
     "odd target": b"GET //[ HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
     "no method": b"GE\x00 / HTTP/1.1\r\n\r\n",
     "body that is none": b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: 1\r\nconnection: close\r\n\r\n{",
+    "length of many zeros": b"POST /v1/completions HTTP/1.1\r\ncontent-length: %b1\r\nconnection: close\r\n\r\n{"
+    % (b"0" * 5000),
     "unknown model": b"POST /v1/completions HTTP/1.1\r\ncontent-length: 26\r\nconnection: close\r\n\r\n"
     b'{"model":"x","prompt":"x"}',
     "no path": b"GET /%b HTTP/1.1\r\nconnection: close\r\n\r\n" % (b"x" * 1000),
