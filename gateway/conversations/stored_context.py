@@ -102,6 +102,7 @@ class StoredContext:
         return entry
 
     def _count(self, characters: int) -> None:
+        characters = max(characters, 0)  # A damaged row may have a negative size.
         self._size += characters
         most = self._limits.prompt_bytes + NON_PROMPT_CHARACTERS
         if self._size > most:

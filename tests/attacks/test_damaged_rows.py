@@ -28,6 +28,7 @@ from llmops.gateway.conversations.conversation_store import ConversationStore
 from llmops.gateway.conversations.purge import PurgeTask
 from llmops.gateway.conversations.response_store import StoredResponse
 from llmops.gateway.conversations.sql_responses import SqlResponses
+from llmops.gateway.conversations.stored_context import StoredContext
 from llmops.gateway.errors import InvalidKeyError
 from llmops.gateway.interfaces import Caller, Usage
 from llmops.gateway.routing.versions.version_directory import VersionDirectory
@@ -218,6 +219,11 @@ async def test_a_damaged_size_of_a_response_ends_no_write_of_another(tmp_path, u
         assert await stored.put(StoredResponse("owner", {"id": f"resp_{number}", "output": []}, []).to_row())
         execute(tmp_path, f"UPDATE responses SET size = {2**63 - 1}")
     assert len(await stored.list("owner")) == 3
+    # before the fix, other requests could hold that much more memory meanwhile
+    execute(tmp_path, f"UPDATE responses SET size = {-(2**31)}")
+    held: list[int] = []
+    await StoredContext(stored, "owner", GatewaySettings().limits, held.append).items([], "resp_2")
+    assert min(held) >= 0
     await stored.close()
 
 
