@@ -22,6 +22,9 @@ _NORMAL_FORMS = {"NFKC": 18, "NFKD": 18}
 #: Maximum number of special tokens that a tokenizer may add to a text. Known tokenizers add up to
 #: 4.
 MAX_ADDED_TOKENS = 64
+#: Maximum length in characters of a mark that a model writes before or after each part of a word, to
+#: look the part up. Known marks have up to 4.
+MAX_MARK_LENGTH = 16
 #: Maximum number of characters of all added tokens together. Control tokens become a regular
 #: expression with 100 bytes per character. The largest known, 65,536 tokens for audio, have one
 #: million.
@@ -80,6 +83,8 @@ def check_growth(path: Path) -> dict[str, Any]:
     added = _added_tokens(spec.get("post_processor"))
     if added > MAX_ADDED_TOKENS:
         raise ValueError(f"it adds {added:,} special tokens to each text, more than {MAX_ADDED_TOKENS}")
+    if _repeats_text(spec.get("post_processor")):
+        raise ValueError("its post-processor repeats each text")
     if _strips_ends(spec.get("decoder")):
         raise ValueError("its decoder removes characters at the end of tokens, which shorter tokens do not have")
     if any(patterns(spec.get("decoder"))):
@@ -107,6 +112,9 @@ def _check_model(model: dict[str, Any]) -> None:
         raise ValueError(f"it has a token of {longest:,} characters, more than {MAX_TOKEN_LENGTH:,}")
     if (nested := _nested_characters(pieces)) > MAX_NESTED_CHARACTERS:
         raise ValueError(f"a text may begin with pieces of {nested:,} characters, more than {MAX_NESTED_CHARACTERS:,}")
+    marks = [model.get("continuing_subword_prefix"), model.get("end_of_word_suffix")]
+    if (mark := max((len(one) for one in marks if isinstance(one, str)), default=0)) > MAX_MARK_LENGTH:
+        raise ValueError(f"it marks parts of words with {mark:,} characters, more than {MAX_MARK_LENGTH}")
     word = model.get("max_input_chars_per_word")
     if isinstance(word, int) and word > MAX_WORD_LENGTH:
         raise ValueError(f"it divides words of up to {word:,} characters, more than {MAX_WORD_LENGTH}")
@@ -168,6 +176,21 @@ def _added_tokens(rule: Any) -> int:
     named = [[piece.get("SpecialToken") for piece in part if isinstance(piece, dict)] for part in templates]
     own = [sum(sizes.get(str(one.get("id")), 1) for one in part if isinstance(one, dict)) for part in named]
     return max(own, default=0) + _added_tokens(rule.get("processors"))
+
+
+def _repeats_text(rule: Any) -> bool:
+    """Return True if a post-processor writes a text more than once."""
+    if isinstance(rule, list):
+        return any(map(_repeats_text, rule))
+    if not isinstance(rule, dict):
+        return False
+    for template in (rule.get("single"), rule.get("pair")):
+        pieces = template if isinstance(template, list) else []
+        named = [one.get("Sequence") for one in pieces if isinstance(one, dict)]
+        texts = [one.get("id") for one in named if isinstance(one, dict)]
+        if len(texts) > len(set(map(str, texts))):
+            return True
+    return _repeats_text(rule.get("processors"))
 
 
 def _strips_ends(rule: Any) -> bool:

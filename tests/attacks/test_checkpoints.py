@@ -607,6 +607,13 @@ RARE = {
         {"type": "Replace", "pattern": {"Regex": "(?=ж)"}, "content": "ж"}] * 12}},
     "rules of its pre_tokenizer": {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [
         {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}] * 12}},
+    # A message of 240 KB took a gateway 480 MB at 50 copies, and one of 800 bytes 950 MB at 20,000.
+    "repeats each text": {"post_processor": {
+        "type": "TemplateProcessing", "special_tokens": {},
+        "single": [{"Sequence": {"id": "A", "type_id": number}} for number in range(50)],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}]}},
+    # Each part of a word is copied behind the mark.
+    "marks parts of words": {"model": {**WORDS, "continuing_subword_prefix": "#" * 1000}},
     "its normalizer has": {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}] * 1000}},
 }  # fmt: skip
 
