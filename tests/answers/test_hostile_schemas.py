@@ -20,7 +20,7 @@ from llmops.gateway.generation.structured.grammar.client_grammar import _TOKEN, 
 from llmops.gateway.generation.structured.grammar.compile_limits import step_budget
 from llmops.gateway.generation.structured.grammar.schema_compiler import SchemaCompiler
 from llmops.gateway.generation.structured.request_guide import compile_guide, parse_guide
-from llmops.gateway.generation.structured.schema_validation import validate_schema
+from llmops.gateway.generation.structured.schema_validation import _find_problem, validate_schema
 from llmops.gateway.interfaces import Guide
 from llmops.gateway.schemas.chat_request import ChatRequest
 from llmops.gateway.text import text_thread_pool
@@ -347,3 +347,14 @@ def test_no_expression_is_made_of_what_a_client_sends():
     assert len(calls) > 20
     made = [(name, ast.unparse(call)) for name, call in calls if not isinstance(call.args[0], ast.Constant)]
     assert not [one for one in made if one[0] not in ALLOWED]
+
+
+def test_no_long_schema_is_kept_after_its_check():
+    """Before the fix, 50 refused requests with schemas of 15 MB left a gateway with 750 MB more."""
+    _find_problem.cache_clear()
+    with pytest.raises(InvalidRequestError, match="has 5000018 characters"):
+        validate_schema({"description": "x" * 5_000_000}, "tools")
+    assert validate_schema({"description": "x" * 60_000}, "tools")
+    assert _find_problem.cache_info().currsize == 0
+    assert validate_schema({"description": "x"}, "tools")
+    assert _find_problem.cache_info().currsize == 1

@@ -80,6 +80,8 @@ class SchemaLimits:
 
 
 DEFAULT_LIMITS = SchemaLimits()
+#: Maximum length of a schema whose check is cached, in characters. Bounds the cache to 32 MiB.
+_MAX_CACHED_CHARACTERS = 16_384
 
 
 def validate_schema(schema: object, param: str, limits: SchemaLimits = DEFAULT_LIMITS) -> str:
@@ -101,7 +103,12 @@ def validate_schema(schema: object, param: str, limits: SchemaLimits = DEFAULT_L
         text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"'{param}' is not valid JSON: {error}.", param=param) from None
-    problem = _find_problem(text, limits)
+    if len(text) > limits.size:
+        problem: str | None = f"it has {len(text)} characters, and the limit is {limits.size}"
+    else:
+        # The cache keeps the text, which may have four bytes for each character.
+        find = _find_problem if len(text) <= _MAX_CACHED_CHARACTERS else _find_problem.__wrapped__
+        problem = find(text, limits)
     if problem:
         raise InvalidRequestError(f"'{param}' cannot be used as a JSON Schema: {problem}.", param=param)
     return text
@@ -109,8 +116,6 @@ def validate_schema(schema: object, param: str, limits: SchemaLimits = DEFAULT_L
 
 @lru_cache(maxsize=512)
 def _find_problem(text: str, limits: SchemaLimits) -> str | None:
-    if len(text) > limits.size:
-        return f"it has {len(text)} characters, and the limit is {limits.size}"
     root = json.loads(text)
     resolve = lru_cache(maxsize=None)(lambda reference: resolve_pointer(root, reference))
     repeats = 0
