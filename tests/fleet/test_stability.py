@@ -55,3 +55,11 @@ def test_many_tenants_take_no_more_memory_than_the_last_of_them() -> None:
         for _ in range(30):
             watch.record(f"tenant-{number}", packed(BODY))
     assert set(watch._seen) == {f"tenant-{number}" for number in range(90, 100)}
+
+
+def test_the_prompts_of_all_tenants_take_32_mib() -> None:
+    """Before the fix, long prompts of 10,000 tenants, or of as many addresses without keys, took 10 GB."""
+    watch = UnstablePromptDetector()
+    for number in range(600):
+        watch.record(f"tenant-{number}", bytes(2**20 - number))
+    assert sum(len(one.last) for one in watch._seen.values()) <= 2**25

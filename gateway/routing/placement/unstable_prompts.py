@@ -25,8 +25,10 @@ REPORT_THRESHOLD = 0.5
 RESET_THRESHOLD = 0.25
 #: Weight of the newest prompt in the share of unstable prompts, which covers about the last 20.
 UNSTABLE_SHARE_SMOOTHING = 0.05
-#: Maximum number of remembered tenants, the most recently seen, which bounds the memory.
-MAX_TENANTS = 10_000
+#: Maximum number of remembered tenants, the most recently seen, and of bytes of each prompt that are
+#: remembered and compared. Both bound the memory: without keys, addresses count as tenants.
+MAX_TENANTS = 512
+MAX_PROMPT_BYTES = 2**16
 
 
 class PromptDivergence(NamedTuple):
@@ -60,6 +62,7 @@ class UnstablePromptDetector:
 
         Return a divergence, once, when a tenant begins to send unstable prompts, otherwise None.
         """
+        ids = ids[:MAX_PROMPT_BYTES]
         seen = self._seen.get(tenant)
         if seen is None:
             seen = self._seen[tenant] = _TenantPrompts()
