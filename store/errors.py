@@ -125,6 +125,12 @@ def is_data_error(error: BaseException) -> bool:
     return not isinstance(error, SQLAlchemyError) or _is_driver_data_error(_driver_error(error))
 
 
+def is_text_error(error: BaseException | None) -> bool:
+    """Return True if PostgreSQL refused a text for its bytes or for a character."""
+    kinds = (asyncpg.StringDataRightTruncationError, asyncpg.CharacterNotInRepertoireError)
+    return error is not None and isinstance(_driver_error(error), (*kinds, asyncpg.UntranslatableCharacterError))
+
+
 def _is_driver_data_error(error: BaseException) -> bool:
     # asyncpg's DataError for values that it cannot encode is an InterfaceError and a ValueError
     is_client_error = isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError)

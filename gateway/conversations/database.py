@@ -11,8 +11,9 @@ from weakref import WeakValueDictionary
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.errors import LlmopsError
-from llmops.gateway.errors import ApiError, UnavailableError
+from llmops.gateway.errors import ApiError, InvalidRequestError, UnavailableError
 from llmops.gateway.ratelimit.slots import FairSlots
+from llmops.store.errors import is_text_error
 from llmops.store.factory import LazyStore, within
 
 T = TypeVar("T")
@@ -84,6 +85,8 @@ class Database:
     async def _answered(self, work: Awaitable[T]) -> T:
         """Await `work`, and turn every failure of the store into an UnavailableError.
 
+        A text that the store refuses is an InvalidRequestError, because trying again is of no use.
+
         A store that does not answer within `STORE_TIMEOUT` seconds has failed, too.
         """
         try:
@@ -91,6 +94,11 @@ class Database:
         except ApiError:
             raise
         except LlmopsError as error:
+            if is_text_error(error.__cause__):
+                raise InvalidRequestError(
+                    "The store cannot keep a text of this request, such as a title or an id: the encoding of its "
+                    "database lacks a character, or makes the text too long. Shorten the text."
+                ) from error
             raise UnavailableError(
                 f"{self._subject} cannot be read or written now; try again, or {self._advice}.",
                 code=f"{self._subject.split()[-1].lower()}_unavailable",

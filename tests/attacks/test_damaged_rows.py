@@ -532,6 +532,16 @@ async def test_a_damaged_row_of_postgresql_ends_no_list(databases, listed, chang
     assert caplog.text.count("is left out; correct the row in the store") == 1
 
 
+async def test_a_text_that_postgresql_refuses_is_no_outage(databases):
+    """Before the fix, it was a 503 that asked to try again. A database without an encoding counts bytes."""
+    url = databases.url(await asyncio.to_thread(databases.create))
+    async with app_client(create_app(GatewaySettings(store=url, open=True)), "http://127.0.0.1") as client:
+        made = await client.post("/api/conversations", json={"title": "é" * 300})
+        item = {"type": "message", "role": "user", "content": "a", "id": "é" * 128}
+        added = await client.post("/v1/conversations", json={"items": [item]})
+    assert {made.status_code, added.status_code} <= {200, 400}, made.text + added.text
+
+
 async def test_a_text_that_utf_8_cannot_encode_ends_no_list(tmp_path, url) -> None:
     """Before the fix, the lists of all keys and roll-outs were a 500."""
     secret, _, _ = await make_key(url)
