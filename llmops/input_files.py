@@ -9,7 +9,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from llmops.untrusted_text import json_texts
 
@@ -41,16 +41,19 @@ def leads_outside(path: Path, folder: Path) -> bool:
 
     Files in the blobs folder of the Hugging Face cache count as inside.
     """
-    real = folder.resolve()
+    try:
+        return lies_outside(path.resolve(), folder.resolve())
+    except (OSError, RuntimeError):  # The links form a loop.
+        return True
+
+
+def lies_outside(target: Path, real: Path) -> bool:
+    """Return what `leads_outside` does, for paths that have no links."""
     allowed = [real]
     # In the hub's cache, models--OWNER--NAME/snapshots/REVISION/FILE is a link to
     # ../../blobs/DIGEST.
     if real.parent.name == "snapshots":
         allowed.append(real.parents[1] / "blobs")
-    try:
-        target = path.resolve()
-    except (OSError, RuntimeError):  # The links form a loop.
-        return True
     return not any(target.is_relative_to(one) for one in allowed)
 
 
@@ -61,9 +64,14 @@ def read_bounded(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> bytes:
         OSError: The file cannot be read, or has more than `max_bytes` bytes.
     """
     with path.open("rb") as file:
-        # The size of a pipe or device is 0, so the bytes that were read are counted too.
-        size = os.fstat(file.fileno()).st_size
-        data = file.read(max_bytes + 1) if size <= max_bytes else b""
+        return read_opened(file, max_bytes)
+
+
+def read_opened(file: BinaryIO, max_bytes: int) -> bytes:
+    """Return the content of an open file. Raises the same errors as `read_bounded`."""
+    # The size of a pipe or device is 0, so the bytes that were read are counted too.
+    size = os.fstat(file.fileno()).st_size
+    data = file.read(max_bytes + 1) if size <= max_bytes else b""
     if max(size, len(data)) > max_bytes:
         raise OSError(errno.EFBIG, f"it has more than {max_bytes >> 20} MiB")
     return data

@@ -5,16 +5,17 @@ Every fault becomes a CheckpointError that names the file.
 
 import math
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from llmops.build.checkpoint.description import FileState, FileStatus, TensorInfo
 from llmops.build.checkpoint.hashing import sha256_of
 from llmops.errors import CheckpointError
-from llmops.input_files import MALFORMED, MAX_CONFIG_BYTES, leads_outside, parse_json, read_bounded
+from llmops.input_files import MALFORMED, MAX_CONFIG_BYTES, leads_outside, lies_outside, parse_json, read_opened
 from llmops.untrusted_text import json_texts
 
 #: Maximum number of different texts in one settings file. Each text is looked up on disk.
@@ -45,17 +46,51 @@ def read_json(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     return content
 
 
-def read_value(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> Any:
-    """Return the JSON value in a file.
+def read_value(path: Path, max_bytes: int = MAX_CONFIG_BYTES, folder: Path | None = None) -> Any:
+    """Return the JSON value in a file, which `open_checked` opens.
 
     Raises:
         CheckpointError: The file cannot be read as JSON, or is too large.
     """
     check_file_size(path, max_bytes)
     try:
-        return parse_json(read_bounded(path, max_bytes))
+        with open_checked(path, folder) as file:
+            return parse_json(read_opened(file, max_bytes))
     except (ValueError, OSError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON ({error}); download it again.") from error
+
+
+def open_checked(path: Path, folder: Path | None = None) -> BinaryIO:
+    """Open a file, and check that the opened file lies in `folder` or in the hub's blobs.
+
+    A folder or link that was swapped after the check of the links, and is put back before the build
+    ends, would lead to another file of this machine.
+
+    Args:
+        path: The path of the file, below `folder`.
+        folder: The checkpoint's folder. The default is the folder that holds `path`.
+
+    Raises:
+        CheckpointError: The opened file lies elsewhere.
+        OSError: The file cannot be opened.
+    """
+    folder = folder or path.parent
+    top = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        file = os.fdopen(os.open(path.relative_to(folder), os.O_RDONLY | os.O_NONBLOCK, dir_fd=top), "rb")
+        # The kernel knows where an open file lies, whatever its path leads to now.
+        if lies_outside(*(Path(os.readlink(f"/proc/self/fd/{handle}")) for handle in (file.fileno(), top))):
+            file.close()
+            raise CheckpointError(f"{path} was changed while the engine was built; build it again.")
+    finally:
+        os.close(top)
+    return file
+
+
+def copy_checked(source: Path, target: Path, folder: Path | None = None) -> None:
+    """Copy the content of a file that `open_checked` opens."""
+    with open_checked(source, folder) as file, target.open("wb") as copy:
+        shutil.copyfileobj(file, copy)
 
 
 @contextmanager

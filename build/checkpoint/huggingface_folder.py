@@ -12,13 +12,14 @@ from llmops.build.checkpoint.description import (
 )
 from llmops.build.checkpoint.file_checks import (
     check_file_size,
+    open_checked,
     read_json,
     reject_named_files,
     reject_outside_symlinks,
 )
 from llmops.build.model.architecture import Architecture
 from llmops.errors import CheckpointError
-from llmops.input_files import MAX_TABLE_BYTES
+from llmops.input_files import MAX_TABLE_BYTES, read_opened
 
 MODELOPT_FILE = "hf_quant_config.json"
 TOKENIZER_FILES = (
@@ -112,7 +113,8 @@ def _chat_template(folder: Path, tokenizer: dict[str, Any]) -> str | None:
 def _text(path: Path) -> str:
     check_file_size(path, MAX_TEMPLATE_BYTES)
     try:
-        return path.read_text(encoding="utf-8")
+        with open_checked(path) as file:
+            return read_opened(file, MAX_TEMPLATE_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} cannot be read as UTF-8 text ({error}); download it again.") from error
 

@@ -8,12 +8,13 @@ import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmops.build.checkpoint import Checkpoint, TensorInfo
+from llmops.build.checkpoint.file_checks import open_checked
 from llmops.build.checkpoint.gguf_checkpoint import block_bits
 from llmops.build.checkpoint.safetensors_header import read_header
 from llmops.errors import CheckpointError
@@ -94,9 +95,9 @@ def open_weights(checkpoint: Checkpoint) -> WeightSource:
 class _MappedFile:
     """A file that is mapped into memory."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, opened: BinaryIO) -> None:
         self.path = path
-        with path.open("rb") as file:
+        with opened as file:
             if not os.fstat(file.fileno()).st_size:
                 raise CheckpointError(f"{path} is empty; download it again.")
             self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -117,7 +118,7 @@ class SafetensorsFile:
     """A safetensors file that is mapped into memory."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.tensors, self.map = path, read_header(path, path.name), _MappedFile(path)
+        self.path, self.tensors, self.map = path, read_header(path, path.name), _MappedFile(path, open_checked(path))
 
     def get(self, name: str) -> Weight | None:
         """Return a tensor, or None if the file has no such tensor in float32, float16 or bfloat16."""
@@ -133,7 +134,8 @@ class SafetensorsWeights:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
-        self.maps = {name: _MappedFile(checkpoint.location(name)) for name in checkpoint.weight_files}
+        paths = {name: checkpoint.location(name) for name in checkpoint.weight_files}
+        self.maps = {name: _MappedFile(path, open_checked(path, checkpoint.path)) for name, path in paths.items()}
 
     def forget(self) -> None:
         for file in self.maps.values():
@@ -173,7 +175,7 @@ class GgufWeights:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
-        self.file = _MappedFile(checkpoint.path)
+        self.file = _MappedFile(checkpoint.path, checkpoint.path.open("rb"))
         self.architecture = checkpoint.architecture
 
     def forget(self) -> None:

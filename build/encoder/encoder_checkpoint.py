@@ -172,7 +172,7 @@ def _pooling(path: Path) -> tuple[str, bool]:
         raise CheckpointError(
             f"{path} has a {unknown} module after its encoder, which is not supported; use another model."
         )
-    config = _json(path / "1_Pooling" / "config.json")
+    config = _json(path / "1_Pooling" / "config.json", path)
     modes = [mode for mode, used in config.items() if mode.startswith("pooling_mode_") and used]
     if len(modes) > 1 or (modes and modes[0] not in _POOLINGS):
         raise CheckpointError(
@@ -188,5 +188,5 @@ def _max_seq_len(path: Path, positions: int) -> int:
     return found
 
 
-def _json(path: Path) -> Any:
-    return read_value(path) if path.is_file() else {}
+def _json(path: Path, folder: Path | None = None) -> Any:
+    return read_value(path, folder=folder) if path.is_file() else {}

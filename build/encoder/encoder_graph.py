@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from openvino import op
 from openvino import opset13 as ops
 
+from llmops.build.checkpoint.file_checks import open_checked
 from llmops.build.encoder.encoder_checkpoint import EncoderCheckpoint
 from llmops.build.targets.openvino.decoder_graph import float_constant, input_node, int_constant
 from llmops.errors import CheckpointError
@@ -143,6 +144,7 @@ class _Encoder:
         info = tensors.get(self.checkpoint.prefix + name) or tensors.get(name)
         if info is None or info.dtype not in _NUMPY:
             raise CheckpointError(f"{self.checkpoint.ref} lacks the tensor {name} in a float type; download it again.")
-        raw = np.fromfile(self.checkpoint.path / info.file, _NUMPY[info.dtype], info.numel, offset=info.offset)
+        with open_checked(self.checkpoint.path / info.file, self.checkpoint.path) as file:
+            raw = np.fromfile(file, _NUMPY[info.dtype], info.numel, offset=info.offset)
         wide = (raw.astype(np.uint32) << 16).view(np.float32) if info.dtype == "BF16" else raw.astype(np.float32)
         return wide.reshape(info.shape)

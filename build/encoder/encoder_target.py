@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
-from llmops.build.checkpoint.file_checks import reject_changed_files, reject_odd_settings
+from llmops.build.checkpoint.file_checks import copy_checked, reject_changed_files, reject_odd_settings
 from llmops.build.encoder.encoder_checkpoint import EncoderCheckpoint
 from llmops.build.engine_folder.manifest import EngineLimits, TokenizerInfo
 from llmops.build.engine_folder.manifest_extras import (
@@ -82,7 +81,7 @@ class EncoderJob(TargetJob[EncoderCheckpoint]):
         directory.mkdir()
         for name in _TOKENIZER_FILES:
             if (self.checkpoint.path / name).is_file():
-                shutil.copyfile(self.checkpoint.path / name, directory / name)
+                copy_checked(self.checkpoint.path / name, directory / name)
         reject_changed_files(self.checkpoint.path, self.checkpoint.states, dict.fromkeys(_TOKENIZER_FILES))
         try_tokenizer(directory / "tokenizer.json", self.checkpoint.ref)
         with reject_odd_settings(self.checkpoint.ref):

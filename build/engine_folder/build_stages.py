@@ -108,8 +108,10 @@ def link_tree(source: Path, target: Path) -> None:
 
 def link_file(source: str | Path, target: str | Path) -> None:
     """Hard-link the file behind `source`, or copy if the file system cannot link."""
-    real = os.path.realpath(source)
-    try:
-        os.link(real, target)
-    except OSError:
-        shutil.copy2(real, target)
+    with open(source, "rb") as file:
+        real = f"/proc/self/fd/{file.fileno()}"
+        try:
+            # Python lets the system follow a link only with a handle, which an absolute path ignores.
+            os.link(real, target, src_dir_fd=file.fileno())
+        except OSError:
+            shutil.copy2(real, target)

@@ -95,4 +95,4 @@ def _look_up_file(path: Path) -> NamedModel:
 
 
 def _described(ref: str, path: Path) -> Checkpoint:
-    return describe_config(ref, read_json(path), path.parent)
+    return describe_config(ref, read_json(path.resolve()), path.parent)

@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
-from llmops.build.checkpoint.file_checks import file_state, read_json, reject_changed_files, reject_odd_settings
+from llmops.build.checkpoint.file_checks import (
+    file_state,
+    open_checked,
+    read_json,
+    reject_changed_files,
+    reject_odd_settings,
+)
 from llmops.build.checkpoint.hashing import remember_linked
 from llmops.build.checkpoint.lora_adapters import AdapterCheckpoint, read_adapters
 from llmops.build.engine_folder.build_stages import link_file, link_tree
@@ -246,7 +252,8 @@ def _link_checkpoint(checkpoint: Checkpoint, model_dir: Path) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         reject_changed_files(checkpoint.path, states, {file.path: file.digest_if_linked})
         make = shutil.copy2 if file.is_copied else link_file
-        make(file.location, place)
+        with open_checked(file.location, checkpoint.path) as opened:
+            make(f"/proc/self/fd/{opened.fileno()}", place)
         # A file with another inode is a copy, or was replaced since the check, so its old state
         # stays.
         known, linked = states.get(file.path), place.stat()

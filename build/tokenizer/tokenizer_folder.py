@@ -5,7 +5,7 @@ A reader of the folder needs neither torch nor transformers.
 
 import contextlib
 import json
-import shutil
+import tempfile
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.checkpoint.chat_template import TEMPLATE, render_messages
+from llmops.build.checkpoint.file_checks import copy_checked
 from llmops.build.engine_folder.manifest import TokenizerInfo
 from llmops.build.tokenizer.slow_conversion import convert_slow
 from llmops.build.tokenizer.tokenizer_trial import try_tokenizer
@@ -105,7 +106,7 @@ def _from_folder(checkpoint: Checkpoint, directory: Path) -> None:
         return
     for name in (TOKENIZER, CONFIG, "special_tokens_map.json"):
         if name in checkpoint.tokenizer_files:
-            shutil.copyfile(checkpoint.location(name), directory / name)
+            copy_checked(checkpoint.location(name), directory / name, checkpoint.path)
     if not (directory / CONFIG).exists():
         (directory / CONFIG).write_text("{}\n")
 
@@ -136,7 +137,10 @@ def _convert_slow(checkpoint: Checkpoint, directory: Path) -> None:
     if find_spec("transformers") is None:
         what = f"{checkpoint.ref} has no {TOKENIZER}, and the conversion of its older form needs transformers"
         raise missing_extra(what, "quantize")
-    convert_slow(checkpoint.path, directory, checkpoint.ref)
+    with tempfile.TemporaryDirectory() as copies:
+        for name in ("config.json", *checkpoint.tokenizer_files):
+            copy_checked(checkpoint.location(name), Path(copies, name), checkpoint.path)
+        convert_slow(Path(copies), directory, checkpoint.ref)
     if not (directory / TOKENIZER).is_file():
         raise CheckpointError(
             f"The tokenizer of {checkpoint.ref} has no fast form; add a {TOKENIZER} to the checkpoint."

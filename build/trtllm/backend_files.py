@@ -4,11 +4,11 @@ The files have the vocabulary for grammars, and the LoRA adapters.
 """
 
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from llmops.build.checkpoint.file_checks import copy_checked
 from llmops.build.checkpoint.lora_adapters import CONFIG, MODULES, TENSOR, WEIGHTS, AdapterCheckpoint
 from llmops.build.model.architecture import Architecture
 
@@ -76,7 +76,7 @@ def copy_adapters(adapters: list[AdapterCheckpoint], engine: Path) -> None:
         place = engine / FOLDER / adapter.name
         place.mkdir(parents=True)
         for name in (CONFIG, WEIGHTS):
-            shutil.copyfile(adapter.folder / name, place / name)
+            copy_checked(adapter.folder / name, place / name)
 
 
 def write_prefetch(

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmops.build.checkpoint import open_checkpoint
+from llmops.build.checkpoint import Checkpoint, open_checkpoint
 from llmops.build.checkpoint.chat_template import render_messages
 from llmops.build.checkpoint.file_checks import reject_changed_files, reject_outside_symlinks
 from llmops.build.checkpoint.gguf_header import read_header
@@ -36,6 +36,7 @@ from llmops.build.job.build_engine import build, open_model, prepare
 from llmops.build.progress import SilentProgress
 from llmops.build.quantize.model_loading import empty_model, load_model, read_hf_config, source_config
 from llmops.build.spec import BuildSpec
+from llmops.build.targets.pytorch import _link_checkpoint
 from llmops.build.tokenizer import check_tokenizer, tokenizer_trial, write_tokenizer
 from llmops.build.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from llmops.build.tokenizer.tokenizer_trial import try_tokenizer
@@ -142,6 +143,52 @@ def test_a_link_that_is_there_only_while_the_build_reads(encoder: Path, tmp_path
     with pytest.raises(CheckpointError, match=r"tokenizer\.json was changed while the engine was built"):
         build(BuildSpec(str(encoder), output), Swapper(encoder / "tokenizer.json", secret))
     assert not output.exists()
+
+
+def reopen(source: Checkpoint, target: Path) -> None:
+    open_checkpoint(str(source.path))
+
+
+def write(source: Checkpoint, target: Path) -> None:
+    write_tokenizer(source, target, print)
+
+
+def weights(source: Checkpoint, target: Path) -> None:
+    open_weights(source)
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("chat_template.jinja", reopen), ("config.json", reopen), ("tokenizer.json", write),
+        ("model.safetensors", weights), ("model.safetensors", _link_checkpoint), ("config.json", _link_checkpoint),
+    ],
+)  # fmt: skip
+def test_a_folder_that_is_another_only_while_the_build_reads(tmp_path, monkeypatch, name, read):
+    """Before the fix, an engine got a file that only the builder may read: the files themselves had not changed."""
+    folder, twin, secret = write_checkpoint(tmp_path / "checkpoint", "llama"), tmp_path / "twin", tmp_path / "secret"
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    source = open_checkpoint(str(folder))
+    twin.mkdir()
+    for file in folder.iterdir():
+        (twin / file.name).hardlink_to(file)
+    (twin / name).unlink()
+    shutil.copy(folder / name, secret)
+    (twin / name).symlink_to(secret)
+    states = source.states
+
+    def swap(*checked: object) -> dict:
+        if twin.exists():
+            folder.rename(tmp_path / "aside")
+            twin.rename(folder)
+        return states
+
+    monkeypatch.setattr("llmops.build.checkpoint.huggingface_folder.reject_outside_symlinks", swap)
+    monkeypatch.setattr("llmops.build.targets.pytorch.reject_changed_files", swap)
+    if read in (write, weights):
+        swap()
+    with pytest.raises(CheckpointError, match=f"{name} was changed while the engine was built"):
+        read(source, tmp_path / "target")
 
 
 def test_another_builds_link_to_a_file_is_no_change(folder: Path, tmp_path: Path) -> None:
