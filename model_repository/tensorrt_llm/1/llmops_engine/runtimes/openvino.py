@@ -68,6 +68,9 @@ _MEASURED_CHUNK = 32
 #: Maximum seconds spent on measurements. A large model is measured with fewer steps, so that its
 #: start is not delayed.
 _MEASURING_SECONDS = 3.0
+#: Multiple of the grammars' budget from which on a step counts as very slow. The time of a grammar
+#: can grow fourfold with each token.
+_VERY_SLOW_BUDGETS = 4
 _libc = ctypes.CDLL(None)
 _REASONS = {genai.GenerationFinishReason.LENGTH: LENGTH, genai.GenerationFinishReason.STOP: STOP}
 
@@ -290,6 +293,10 @@ class OpenVINORuntime(EngineRuntime):
         suspect is rejected once a step of the others stays within the budget. If one of the others
         has ended by then, nothing is rejected, because the ended grammar may have been the slow
         one.
+
+        After a very slow step, the suspect's caller loses all of its answers with new grammars: if
+        they ended one by one, the others could take seconds by then. None of these grammars is
+        rejected, because any of them may have been the slow one.
         """
         if not seconds:
             if self._accused is not None:
@@ -302,18 +309,38 @@ class OpenVINORuntime(EngineRuntime):
             return
         # among equally suspect grammars, choose the newest
         culprit = max(enumerate(guides), key=lambda pair: (self._grammars.suspicion(pair[1]), pair[0]))[1]
-        keys = [key for key, sequence in self._sequences.items() if sequence.request.guide == culprit]
+        ended = self._answers_to_end(culprit, seconds)
         reason = f"{contract.GUIDE}: the grammar takes too long, {seconds * 1000:.0f} ms per token"
-        if keys:
-            reason += f" after {max(len(self._sequences[key].generated) for key in keys)} tokens"
+        if ended:
+            reason += f" after {max(len(self._sequences[key].generated) for key in ended)} tokens"
         if len(guides) == 1:
             self._grammars.reject(culprit, reason)
         else:
-            self._accused = (culprit, reason, {*guides} - {culprit})
+            alone = {culprit}.issuperset(ended.values())
+            self._accused = (culprit, reason, {*guides} - {culprit}) if alone else None
             reason = "unavailable for this grammar: the running grammars take too long together; retry later"
-        for key in keys:
+        for key in ended:
             self.cancel(key)
             yield StepOutput(key, [], [], FAILED, reason)
+
+    def _answers_to_end(self, culprit: tuple[str, str], seconds: float) -> dict[int, tuple[str, str]]:
+        """Return the keys and grammars of the sequences to end.
+
+        Args:
+            culprit: The most suspect grammar of the step.
+            seconds: The seconds that the step's grammars took.
+        """
+        is_very_slow = seconds > _VERY_SLOW_BUDGETS * self._options.grammars.token_seconds
+        guided = {key: guide for key, one in self._sequences.items() if (guide := one.request.guide) is not None}
+        callers = {self._tenant(key) for key, guide in guided.items() if is_very_slow and guide == culprit}
+        return {
+            key: guide
+            for key, guide in guided.items()
+            if guide == culprit or (self._tenant(key) in callers and self._grammars.suspicion(guide)[0])
+        }
+
+    def _tenant(self, key: int) -> str:
+        return self._sequences[key].request.caller.split("/")[0]
 
     def _record_cached(self, sequence: _Sequence, output: StepOutput) -> None:
         """Record the texts of a sequence that the cache now holds.
