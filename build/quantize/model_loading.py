@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
+from llmops.build.checkpoint.file_checks import copy_checked
 from llmops.build.checkpoint.weight_sources import TEXT_PARTS, open_weights
 from llmops.build.environment import installed_version
 from llmops.build.tokenizer import write_tokenizer
@@ -143,7 +144,7 @@ def load_model(checkpoint: Checkpoint) -> Any:
         CheckpointError: transformers cannot load the checkpoint.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
     if checkpoint.format == "gguf":
         return _from_gguf(checkpoint)
@@ -162,6 +163,9 @@ def load_model(checkpoint: Checkpoint) -> Any:
     with report_unreadable(checkpoint.ref), silence_libraries():
         model = AutoModelForCausalLM.from_pretrained(checkpoint.path, trust_remote_code=False, **kwargs)
     model.config.architectures = [hf_class]
+    # transformers opened generation_config.json again, which need not be the file that was checked.
+    if (given := checkpoint.generation_config) or not model.generation_config._from_model_config:
+        model.generation_config = GenerationConfig.from_dict(given)
     if with_encoders:
         model._weight_conversions = []  # without conversions, the weights are saved under new names
     return model.eval()
@@ -234,7 +238,11 @@ def _read_config(folder: Path) -> Any:
     from transformers import AutoConfig
 
     with report_unreadable(str(folder)), silence_libraries():
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        # transformers would open a file by its path, which may lead elsewhere by then.
+        with tempfile.TemporaryDirectory() as copies:
+            copy_checked(folder / "config.json", Path(copies, "config.json"))
+            config = AutoConfig.from_pretrained(copies, trust_remote_code=False)
+        config._name_or_path = str(folder)
         config._attn_implementation = None
     return config
 

@@ -157,10 +157,15 @@ def weights(source: Checkpoint, target: Path) -> None:
     open_weights(source)
 
 
+def load(source: Checkpoint, target: Path) -> None:
+    pytest.importorskip("transformers")
+    load_model(source)
+
+
 @pytest.mark.parametrize(
     ("name", "read"),
     [
-        ("chat_template.jinja", reopen), ("config.json", reopen), ("tokenizer.json", write),
+        ("chat_template.jinja", reopen), ("config.json", reopen), ("config.json", load), ("tokenizer.json", write),
         ("model.safetensors", weights), ("model.safetensors", _link_checkpoint), ("config.json", _link_checkpoint),
     ],
 )  # fmt: skip
@@ -185,10 +190,25 @@ def test_a_folder_that_is_another_only_while_the_build_reads(tmp_path, monkeypat
 
     monkeypatch.setattr("llmops.build.checkpoint.huggingface_folder.reject_outside_symlinks", swap)
     monkeypatch.setattr("llmops.build.targets.pytorch.reject_changed_files", swap)
-    if read in (write, weights):
+    if read in (write, weights, load):
         swap()
     with pytest.raises(CheckpointError, match=f"{name} was changed while the engine was built"):
         read(source, tmp_path / "target")
+
+
+def test_a_model_has_the_sampling_that_was_checked(tmp_path: Path) -> None:
+    """Before the fix, transformers opened the file again and wrote all its fields into a quantised engine."""
+    pytest.importorskip("transformers")
+    file = write_checkpoint(tmp_path / "checkpoint", "llama") / "generation_config.json"
+    for before in ('{"temperature": 0.5, "eos_token_id": 2}', None):
+        file.unlink(missing_ok=True)
+        if before:
+            file.write_text(before)
+        source = open_checkpoint(str(file.parent))
+        file.write_text('{"temperature": 0.7, "secret": "7f3a91"}')
+        found = load_model(source).generation_config.to_dict()
+        assert "secret" not in found
+        assert found["temperature"] == (0.5 if before else None)
 
 
 def test_another_builds_link_to_a_file_is_no_change(folder: Path, tmp_path: Path) -> None:
