@@ -6,6 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from llmops.gateway.generation.parsers import argument_types
 from llmops.gateway.generation.parsers.families import PARSERS
 from llmops.gateway.generation.parsers.harmony import HarmonyParser
 from llmops.gateway.generation.parsers.output_processor import ReasoningDelta
@@ -56,6 +57,25 @@ def test_kinds_of_values(family, schema, text, value):
     parameters = {"type": "object", "properties": {"x": schema}, "$defs": {"n": {"type": "integer"}}}
     _, calls = read(PARSERS[family]({"f": parameters}), list(WRITERS[family]([("f", {"x": text})])))
     assert calls == [("f", {"x": value})]
+
+
+@pytest.mark.parametrize("family", TAGGED)
+def test_references_that_repeat_a_schema_are_followed_once(family, monkeypatch):
+    """Before the fix, an `anyOf` of three references to itself held a gateway up for minutes, and of ten for ever."""
+    followed, resolve = [], argument_types.resolve_references
+
+    def counted(node, root):
+        followed.append(1)
+        assert len(followed) < 1000
+        return resolve(node, root)
+
+    monkeypatch.setattr(argument_types, "resolve_references", counted)
+    twice = {f"d{at}": {"anyOf": [{"$ref": f"#/$defs/d{at + 1}"}] * 10} for at in range(12)}
+    definitions = {"own": {"anyOf": [{"$ref": "#/$defs/own"}] * 10}, **twice, "d12": {"type": "integer"}}
+    properties = {"x": {"$ref": "#/$defs/own"}, "y": {"$ref": "#/$defs/d0"}}
+    parser = PARSERS[family]({"f": {"type": "object", "properties": properties, "$defs": definitions}})
+    written = WRITERS[family]([("f", {"x": "five", "y": "5"})] * 20)
+    assert read(parser, [written])[1] == [("f", {"x": "five", "y": 5})] * 20
 
 
 def test_what_no_schema_speaks_of_is_read_as_each_family_means_it():

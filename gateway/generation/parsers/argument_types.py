@@ -23,17 +23,35 @@ _NAMES: dict[type, str] = {
 JsonTypes = frozenset[str] | None
 
 
-def parameter_types(parameters: Mapping[str, Any] | None, name: str) -> JsonTypes:
-    """Return the JSON types that parameter `name` may have; None if the schema does not say."""
+def parameter_types(parameters: Mapping[str, Any] | None, name: str, known: dict[int, JsonTypes]) -> JsonTypes:
+    """Return the JSON types that parameter `name` may have; None if the schema does not say.
+
+    Args:
+        parameters: The schema of the function's parameters.
+        name: The name of the parameter.
+        known: The types found so far in schemas that still exist, by the schema's `id`. A schema is
+            read once, because references can repeat a part of it any number of times.
+    """
     root = parameters or {}
     properties = resolve_references(root, root).get("properties")
-    return _schema_types(properties.get(name), root, 0) if isinstance(properties, Mapping) else None
+    return _schema_types(properties.get(name), root, 0, known) if isinstance(properties, Mapping) else None
 
 
-def _schema_types(schema: object, root: Mapping[str, Any], depth: int) -> JsonTypes:
+def _schema_types(schema: object, root: Mapping[str, Any], depth: int, known: dict[int, JsonTypes]) -> JsonTypes:
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return None
     schema = resolve_references(schema, root)
+    if not schema:
+        return None
+    if id(schema) not in known:
+        known[id(schema)] = None  # for a schema that contains itself
+        known[id(schema)] = _read_types(schema, root, depth, known)
+    return known[id(schema)]
+
+
+def _read_types(
+    schema: Mapping[str, Any], root: Mapping[str, Any], depth: int, known: dict[int, JsonTypes]
+) -> JsonTypes:
     given = schema.get("type")
     if given is not None:
         # A schema that is not compiled to a grammar was not validated.
@@ -43,11 +61,11 @@ def _schema_types(schema: object, root: Mapping[str, Any], depth: int) -> JsonTy
         return frozenset(_NAMES[type(value)] for value in values)
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
-            branches = [_schema_types(branch, root, depth + 1) for branch in schema[key]]
-            known = [kinds for kinds in branches if kinds is not None]
-            return frozenset().union(*known) if len(known) == len(branches) else None
+            branches = [_schema_types(branch, root, depth + 1, known) for branch in schema[key]]
+            found = [kinds for kinds in branches if kinds is not None]
+            return frozenset().union(*found) if len(found) == len(branches) else None
     parts = schema.get("allOf")
-    whole = [_schema_types(one, root, depth + 1) for one in parts] if isinstance(parts, list) else []
+    whole = [_schema_types(one, root, depth + 1, known) for one in parts] if isinstance(parts, list) else []
     return next((kinds for kinds in whole if kinds is not None), None)
 
 

@@ -26,7 +26,7 @@ from llmops.gateway.generation.parsers.output_processor import (
 )
 
 Functions = Mapping[str, Mapping[str, Any] | None]
-_NO_FUNCTIONS: Functions = {}
+NO_FUNCTIONS: Functions = {}
 
 #: Maximum length of white space next to a marker that belongs to the marker, in characters. Longer
 #: white space is passed as text, so that a parser does not hold back any amount of white space.
@@ -147,7 +147,7 @@ class ToolParser(CallProcessor):
     _buffer: str
     _pos: int
 
-    def __init__(self, tools: Functions = _NO_FUNCTIONS) -> None:
+    def __init__(self, tools: Functions = NO_FUNCTIONS) -> None:
         """Create a parser.
 
         Args:

@@ -16,7 +16,13 @@ from abc import abstractmethod
 from enum import Enum, auto
 
 from llmops.gateway.generation.parsers.argument_types import JsonTypes, parameter_types, to_argument_json
-from llmops.gateway.generation.parsers.tool_parser import NotAToolCallError, ToolParser, held_back_length
+from llmops.gateway.generation.parsers.tool_parser import (
+    NO_FUNCTIONS,
+    Functions,
+    NotAToolCallError,
+    ToolParser,
+    held_back_length,
+)
 
 _NAME = re.compile(r"[A-Za-z0-9_.:\-]{1,128}")
 _GLM_HEAD = re.compile(r"([A-Za-z0-9_.:\-]{1,128})(\s{0,65})")
@@ -50,6 +56,10 @@ class TaggedCallParser(ToolParser):
 
     #: True if a value whose type the schema does not define is a string.
     untyped_is_text = False
+
+    def __init__(self, tools: Functions = NO_FUNCTIONS) -> None:
+        super().__init__(tools)
+        self._known_types: dict[int, JsonTypes] = {}
 
     def _begin(self, opening: str) -> None:
         self._state = _TaggedState.HEAD
@@ -94,7 +104,7 @@ class TaggedCallParser(ToolParser):
     def _key(self, key: str, end: int) -> bool:
         comma = ", " if self._arguments_sent else ""
         self._arguments_sent += 1
-        kinds = parameter_types(self.tools.get(self._name), key)
+        kinds = parameter_types(self.tools.get(self._name), key, self._known_types)
         self._kinds: JsonTypes = frozenset({"string"}) if kinds is None and self.untyped_is_text else kinds
         self._is_text, self._parts, self._fresh = self._kinds == frozenset({"string"}), list[str](), True
         opening = '"' if self._is_text else ""
