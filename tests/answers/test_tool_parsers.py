@@ -78,6 +78,15 @@ def test_cut_off_by_the_token_limit(family):
     assert [(n, a.replace(" ", "")) for n, a in tool_texts.calls_of(events)] == [("add", '{"text":"abc')]
 
 
+@pytest.mark.parametrize("family", ["hermes", "llama3", "mistral"])
+def test_a_value_that_is_nested_too_deeply_is_no_traceback(family):
+    """Before the fix, a thousand brackets beside a call's name ended the answer with an error of the server."""
+    opening = {"hermes": "<tool_call>", "llama3": "<|python_tag|>", "mistral": "[TOOL_CALLS]["}[family]
+    nested = "[" * 100_000 + "]" * 100_000
+    _, calls = read(PARSERS[family](TOOLS), [f'{opening}{{"name": "now", "id": {nested}, "arguments": {{}}}}'])
+    assert calls == [("now", {})]
+
+
 def test_mistral_ids():
     given_id = run(PARSERS["mistral"](), ["[TOOL_CALLS]add[CALL_ID]aB3456789[ARGS]{}"])[0]
     own = run(PARSERS["mistral"](), ["[TOOL_CALLS]add[ARGS]{}"])[0]

@@ -258,5 +258,5 @@ def _as_object_text(text: str) -> str:
 def _loads(text: str) -> object:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
