@@ -15,6 +15,9 @@ from typing import Any
 from llmops.gateway.errors import InvalidRequestError
 
 _KEYS = ("name", "description", "parameters", "strict")
+#: Maximum characters of a namespace's name, which becomes a part of the name of each of its
+#: functions. The names of functions have the same maximum.
+_MAX_NAMESPACE_CHARACTERS = 128
 
 
 @dataclass(frozen=True)
@@ -72,9 +75,13 @@ def offered_tools(tools: Sequence[Mapping[str, Any]]) -> OfferedTools:
 
 
 def _members(namespace: Mapping[str, Any], param: str) -> Iterator[Mapping[str, Any]]:
-    members = namespace.get("tools")
-    if not isinstance(namespace.get("name"), str) or not isinstance(members, list):
-        raise InvalidRequestError(f"'{param}' is a namespace and needs a name and a list of tools.", param=param)
+    name, members = namespace.get("name"), namespace.get("tools")
+    if not isinstance(name, str) or len(name) > _MAX_NAMESPACE_CHARACTERS or not isinstance(members, list):
+        raise InvalidRequestError(
+            f"'{param}' is a namespace and needs a name of at most {_MAX_NAMESPACE_CHARACTERS} characters and a list "
+            "of tools.",
+            param=param,
+        )
     for at, member in enumerate(members):
         if not isinstance(member, Mapping):
             raise InvalidRequestError(f"'{param}.tools[{at}]' must be an object.", param=f"{param}.tools[{at}]")

@@ -266,6 +266,8 @@ async def test_what_a_response_cannot_do(stack):
     for fields, param in [
         ({"tools": [{"type": "namespace", "tools": []}]}, "tools[0]"),
         ({"tools": [{"type": "namespace", "name": "n", "tools": [5]}]}, "tools[0].tools[0]"),
+        # before the fix, each function's name had a copy of it: 5 MB and 6,000 functions were 30 GB
+        ({"tools": [{"type": "namespace", "name": "n" * 129, "tools": []}]}, "tools[0]"),
         ({"input": [{"type": "image", "x": 1}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [image]}]}, "input[0].content[0].type"),
         ({"truncation": "auto"}, "truncation"),
