@@ -38,6 +38,7 @@ from llmops.gateway.text.text_thread_pool import THREAD_CHARACTERS
 DEFAULT_MAX_TOKENS = 16
 
 PromptInput = str | list[int]
+BadWords = tuple[tuple[int, ...], ...]
 
 
 def validate_completion(body: CompletionRequest, model: GenerativeModel) -> None:
@@ -73,21 +74,22 @@ class CompletionGeneration(Generation[CompletionRequest]):
         with self.admitted(len(prompts) * (body.n or 1)):
             safety = state.safety
 
-            def prepare() -> tuple[list[list[int]], list[str], Guide | None]:
+            def prepare() -> tuple[list[list[int]], list[str], Guide | None, BadWords]:
                 encoded = [tokenize_prompt(model, one, body) for one in prompts]
                 texts = [_prompt_text(model, one) if safety is not None else "" for one in prompts]
-                return encoded, texts, self._guide()
+                bad_words = tokenize_bad_words(body.bad_words, model.tokenizer, state.limits) if body.bad_words else ()
+                return encoded, texts, self._guide(), bad_words
 
             # A guide is always compiled on a text thread.
             size = context.work_bytes + (0 if GUIDE_FIELDS.isdisjoint(body.model_fields_set) else THREAD_CHARACTERS)
-            encoded, texts, guide = await state.text_threads.run(prepare, size, context.caller.share)
+            encoded, texts, guide, bad_words = await state.text_threads.run(prepare, size, context.caller.share)
             context.mark("tokenise")
             if body.prompt_logprobs is not None:
                 check_prompt_logprobs(body.prompt_logprobs, sum(map(len, encoded)), model.card)
             stop_conditions = resolve_stop_conditions(body, model.card, state.limits)
             names = [self.answer_id] if len(encoded) == 1 else [f"{self.answer_id}-{at}" for at in range(len(encoded))]
             requests = [
-                self._engine_request(name, ids, stop_conditions.end_ids, guide)
+                self._engine_request(name, ids, stop_conditions.end_ids, guide, bad_words)
                 for name, ids in zip(names, encoded, strict=True)
             ]
             if context.reservation is not None:
@@ -119,7 +121,12 @@ class CompletionGeneration(Generation[CompletionRequest]):
         return compile_guide(guide, self.model.card.capabilities.guided, requires_strict_guide(self.body), field)
 
     def _engine_request(
-        self, request_id: str, input_ids: list[int], end_ids: tuple[int, ...], guide: Guide | None
+        self,
+        request_id: str,
+        input_ids: list[int],
+        end_ids: tuple[int, ...],
+        guide: Guide | None,
+        bad_words: BadWords,
     ) -> EngineRequest:
         state, body, model, context = self.state, self.body, self.model, self.context
         default = min(DEFAULT_MAX_TOKENS, state.default_tokens or DEFAULT_MAX_TOKENS)
@@ -137,7 +144,7 @@ class CompletionGeneration(Generation[CompletionRequest]):
             logprobs=body.logprobs is not None,
             top_logprobs=body.logprobs or 0,
             prompt_logprobs=body.prompt_logprobs,
-            bad_words=tokenize_bad_words(body.bad_words, model.tokenizer, state.limits) if body.bad_words else (),
+            bad_words=bad_words,
             guide=guide,
             caller=context.caller.share,
             cache_salt=state.cache_salt(context.caller.share),

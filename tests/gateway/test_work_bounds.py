@@ -81,6 +81,17 @@ def test_many_results_of_tools_are_joined_once():
     assert message["content"].count("<tool_response>") == 4000
 
 
+async def test_bad_words_of_many_prompts_are_tokenised_once_and_not_on_the_loop(card, tokenizer, encodings):
+    """Before the fix, 16 words of 1,024 characters beside 64 prompts held the gateway for 2 s."""
+    card["capabilities"]["bad_words"] = True
+    async with running(card, tokenizer) as stack:
+        stack.say("Hello")
+        words = [f"{at}{'x' * 1000}" for at in range(16)]
+        body = {"model": "tiny", "prompt": ["a"] * 64, "max_tokens": 1, "bad_words": words}
+        assert (await stack.client.post(COMPLETIONS, json=body)).status_code == 200
+    assert [thread.split("_")[0] for size, thread in encodings if size > 1000] == ["llmops-text"] * 32
+
+
 # -- off the loop ----------------------------------------------------------------------------------------------------
 
 
