@@ -81,7 +81,8 @@ def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | 
         flat = flat_name(name, choice.get("namespace")) if isinstance(name, str) else name
         return {"type": "function", "function": {"name": flat}}
     if choice.get("type") == "allowed_tools":
-        tools = [_tool_choice(tool) for tool in choice.get("tools") or [] if isinstance(tool, dict)]
+        allowed = choice.get("tools")
+        tools = [_tool_choice(tool) for tool in allowed if isinstance(tool, dict)] if isinstance(allowed, list) else []
         return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode", "auto"), "tools": tools}}
     raise UnsupportedError(
         f"A tool_choice of type '{choice.get('type')}' is not supported; use 'function' or 'allowed_tools'.",

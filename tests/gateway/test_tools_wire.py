@@ -278,6 +278,7 @@ async def test_what_a_response_cannot_do(stack):
         ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
         ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "tools": 5}}, "tool_choice.allowed_tools"),
     ]:
         answer = await respond(stack, **fields)
         assert answer.status_code in (400, 404), answer.text
