@@ -37,13 +37,13 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-#: Maximum size of an outbox with its log, in bytes. Bounds the disk space of a long outage of the
-#: ledger.
-MAX_BYTES = 2**30
+#: Size in bytes up to which an outbox without a limit may grow, as that of a dead gateway: even if it
+#: is full, it gets the events of its slots.
+MAX_BYTES = 2**42
 #: Size in bytes at which the log is emptied on the event loop. The log grows to this size only if
 #: events arrive faster than checkpoints end.
 MAX_LOG_BYTES = 16 * 2**20
-#: Size in bytes above which an empty file is shrunk: a long outage may have left up to `MAX_BYTES`.
+#: Size in bytes above which an empty file is shrunk: a long outage may have left a gigabyte.
 SHRINK_BYTES = 4 * 2**20
 #: Maximum number of damaged events of one outbox that get their own line in the log.
 MAX_DAMAGE_LINES = 10

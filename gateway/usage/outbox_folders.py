@@ -33,7 +33,7 @@ class FolderLock:
 
     def __init__(self, folder: Path, lock: int) -> None:
         self.folder = folder
-        self._lock = lock
+        self._lock: int | None = lock
 
     @property
     def size(self) -> int:
@@ -41,8 +41,10 @@ class FolderLock:
         return sum(file.lstat().st_blocks * 512 for file in self.folder.iterdir())
 
     def release(self) -> None:
-        """Release the lock, so that another process can take over the folder."""
-        os.close(self._lock)
+        """Release the lock, so that another process can take over the folder. May be repeated."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
 
     def remove(self) -> None:
         """Delete the folder with its files."""

@@ -9,7 +9,7 @@ import logging
 import sqlite3
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
@@ -307,6 +307,7 @@ class UsageCheck(Check):
                     except Exception:
                         # An outbox that fails must not delay the delivery of the others.
                         log.exception("The outbox in %s cannot be opened now; the gateway retries.", found.folder)
+                        found.release()
                         continue
                     if lock is not None:
                         abandoned.append(lock)
@@ -317,6 +318,8 @@ class UsageCheck(Check):
                         await self._deliver_abandoned(lock)
                     except Exception:
                         log.exception("The outbox in %s cannot be delivered now; the gateway retries.", lock.folder)
+                    finally:
+                        lock.release()
                 self._limit_own_outbox(0)
                 await self._report_older_outboxes()
             except Exception:
@@ -352,11 +355,7 @@ class UsageCheck(Check):
         self.worker.outbox.limit(max(self._settings.bytes - others, 0))
 
     async def _deliver_abandoned(self, lock: FolderLock) -> None:
-        try:
-            outbox = await asyncio.to_thread(UsageOutbox, lock.folder)
-        except BaseException:
-            lock.release()
-            raise
+        outbox = await asyncio.to_thread(UsageOutbox, lock.folder)
         worker = self._adopted = OutboxWorker(lock, outbox, self._sink)
         self._adopted_events = outbox.count
         try:
@@ -421,30 +420,28 @@ class UsageCheck(Check):
         `elsewhere` has the ids of answers that other gateways billed.
         """
         lock = lock_new_folder(self._root)
-        outbox = UsageOutbox(lock.folder)
         try:
-            events = salvage_events(damaged.folder)
-            while batch := list(islice(events, _SALVAGE_BATCH)):
-                outbox.add(batch)
-            count = outbox.count
-            try:
-                recover_open_answers(damaged.folder, outbox, self._prices, elsewhere)
-            except OSError as unreadable:
-                log.error(
-                    "The requests that ran when a gateway died cannot be billed, because their records cannot be read "
-                    "(%s).",
-                    unreadable,
-                )
+            with closing(UsageOutbox(lock.folder)) as outbox:
+                events = salvage_events(damaged.folder)
+                while batch := list(islice(events, _SALVAGE_BATCH)):
+                    outbox.add(batch)
+                count = outbox.count
+                try:
+                    recover_open_answers(damaged.folder, outbox, self._prices, elsewhere)
+                except OSError as unreadable:
+                    log.error(
+                        "The requests that ran when a gateway died cannot be billed, because their records cannot be "
+                        "read (%s).",
+                        unreadable,
+                    )
+            kept = damaged.quarantine()
         except BaseException:
             lock.release()
-            damaged.release()
             raise
-        finally:
-            outbox.close()
         log.error(
             "The outbox of a gateway that died is damaged (%s). %d of its events can be read and are billed; the "
             "others are not. The damaged files are kept in %s.",
-            error, count, damaged.quarantine(),
+            error, count, kept,
         )  # fmt: skip
         return lock
 

@@ -24,7 +24,7 @@ from llmops.gateway.usage.delivery import BATCH_SIZE, UsageDelivery
 from llmops.gateway.usage.event_formats import decode_event, encode_event, from_cloud_event, to_cloud_event
 from llmops.gateway.usage.open_answers import read_slots
 from llmops.gateway.usage.outbox import UsageOutbox
-from llmops.gateway.usage.outbox_folders import lock_abandoned_folders, lock_new_folder
+from llmops.gateway.usage.outbox_folders import FolderLock, lock_abandoned_folders, lock_new_folder
 from llmops.gateway.usage.outbox_writer import OutboxWriter, recover_open_answers
 from llmops.gateway.usage.sink import NoPrices, UsageSink
 from llmops.gateway.usage.usage_check import UsageCheck, create_usage_check
@@ -504,6 +504,53 @@ async def test_the_ended_answer_of_a_killed_gateway_does_not_make_its_outbox_an_
     await check._adopted_all.wait()
     await check.close()
     assert (ledger.had, "ended before" in caplog.text) == ([0], False)
+
+
+async def test_the_full_outbox_of_a_killed_gateway_is_delivered(tmp_path, monkeypatch):
+    """Before the fix, an outbox of 1 GiB whose slots hold events was never delivered."""
+    folder, limit = tmp_path / "gw-1", UsageOutbox.limit
+    folder.mkdir()
+    # 128 KiB stand for 1 GiB
+    monkeypatch.setattr(UsageOutbox, "limit", lambda outbox, size: limit(outbox, size // 2**13))
+    writer = OutboxWriter(folder, UsageOutbox(folder, UsageSettings().bytes), NoPrices())
+    count = 0
+    while not writer.trouble:
+        ask(writer, count := count + 1)
+        writer.flush()
+    check = UsageCheck(tmp_path, UsageSettings(), ledger := Ledger(), NoPrices())
+    await check.start()
+    await check._adopted_all.wait()
+    await check.close()
+    assert (len(ledger.ids), folder.exists()) == (count, False)
+
+
+@pytest.mark.parametrize("failing", ["find_owners", "remove", "quarantine"])
+async def test_an_outbox_that_could_not_be_opened_is_opened_later(tmp_path, monkeypatch, failing):
+    """Before the fix, the gateway kept the folder's lock, and never tried again."""
+    folder = tmp_path / "gw-1"
+    folder.mkdir()
+    outbox = UsageOutbox(folder)
+    if failing != "remove":
+        add(outbox, [0])
+    ask(OutboxWriter(folder, outbox, NoPrices()), 0, end=False)
+    outbox.close()
+    if failing == "quarantine":
+        (folder / "outbox.db").write_bytes(b"damaged" * 1000)
+    fail = Mock(side_effect=OSError("a bad moment"))
+    check = UsageCheck(tmp_path, UsageSettings(), Ledger(), NoPrices())
+    with monkeypatch.context() as patch:
+        if failing == "find_owners":
+            check.find_owners = AsyncMock(side_effect=RuntimeError)
+            patch.setattr("llmops.gateway.usage.usage_check.shared_answer_ids", lambda folder: ["one"])
+        else:
+            patch.setattr(FolderLock, failing, fail)
+        await check.start()
+        await check._adopted_all.wait()
+    (found, *others) = sorted(lock_abandoned_folders(tmp_path), key=lambda one: one.folder != folder)
+    assert found.folder == folder
+    for one in (found, *others):
+        one.release()
+    await check.close()
 
 
 class Held(Ledger):
