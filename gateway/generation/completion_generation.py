@@ -16,7 +16,7 @@ from llmops.gateway.generation.sampling import (
     check_logprobs,
     check_prompt_logprobs,
     resolve_max_tokens,
-    resolve_sampling,
+    resolve_samplings,
     resolve_stop_conditions,
     tokenize_bad_words,
 )
@@ -28,7 +28,7 @@ from llmops.gateway.generation.structured.request_guide import (
     requires_strict_guide,
 )
 from llmops.gateway.generation.structured.schema_validation import SchemaLimits
-from llmops.gateway.interfaces import EngineRequest, Guide, QuotaReservation
+from llmops.gateway.interfaces import EngineRequest, Guide, QuotaReservation, SamplingParams
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.schemas.request_fields import CompletionRequest
 from llmops.gateway.settings import RequestLimits
@@ -88,9 +88,12 @@ class CompletionGeneration(Generation[CompletionRequest]):
                 check_prompt_logprobs(body.prompt_logprobs, sum(map(len, encoded)), model.card)
             stop_conditions = resolve_stop_conditions(body, model.card, state.limits)
             names = [self.answer_id] if len(encoded) == 1 else [f"{self.answer_id}-{at}" for at in range(len(encoded))]
+            samplings = resolve_samplings(body, model.card, len(encoded))
             requests = [
-                self._engine_request(name, ids, stop_conditions.end_ids, guide, bad_words)
-                for name, ids in zip(names, encoded, strict=True)
+                self._engine_request(
+                    name, ids, end_ids=stop_conditions.end_ids, guide=guide, bad_words=bad_words, sampling=sampling
+                )
+                for name, ids, sampling in zip(names, encoded, samplings, strict=True)
             ]
             if context.reservation is not None:
                 requests = await _reserve_tokens(context.reservation, requests, model.name)
@@ -124,9 +127,11 @@ class CompletionGeneration(Generation[CompletionRequest]):
         self,
         request_id: str,
         input_ids: list[int],
+        *,
         end_ids: tuple[int, ...],
         guide: Guide | None,
         bad_words: BadWords,
+        sampling: SamplingParams,
     ) -> EngineRequest:
         state, body, model, context = self.state, self.body, self.model, self.context
         default = min(DEFAULT_MAX_TOKENS, state.default_tokens or DEFAULT_MAX_TOKENS)
@@ -137,7 +142,7 @@ class CompletionGeneration(Generation[CompletionRequest]):
             request_id=request_id,
             input_ids=input_ids,
             max_tokens=max_tokens,
-            sampling=resolve_sampling(body, model.card),
+            sampling=sampling,
             n=body.n or 1,
             min_tokens=body.min_tokens or 0,
             end_ids=end_ids,

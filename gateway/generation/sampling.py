@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from llmops import contract
@@ -195,6 +195,17 @@ def resolve_sampling(body: SamplingFields, card: ModelMetadata) -> SamplingParam
         seed=(secrets.randbits(63) if body.seed is None else body.seed % 2**64) if can.seed else None,
         logit_bias=_logit_bias(body.logit_bias, card) if body.logit_bias else None,
     )
+
+
+def resolve_samplings(body: SamplingFields, card: ModelMetadata, prompts: int) -> list[SamplingParams]:
+    """Return the sampling parameters of each prompt, which share one `logit_bias`.
+
+    Without a seed, each prompt has its own, so that equal prompts have different answers.
+    """
+    first = resolve_sampling(body, card)
+    if body.seed is not None or first.seed is None:
+        return [first] * prompts
+    return [first, *(replace(first, seed=secrets.randbits(63)) for _ in range(prompts - 1))]
 
 
 def first_not_none(requested: T | None, model_default: T | None, fallback: T) -> T:

@@ -9,11 +9,13 @@ import time
 import numpy as np
 import pytest
 
+from llmops import contract
 from llmops.gateway.api import embeddings as embeddings_endpoint
 from llmops.gateway.api import tokenize as tokenize_endpoint
 from llmops.gateway.api.anthropic.chat_conversion import to_chat_messages
 from llmops.gateway.api.anthropic.schemas import MessageParam
 from llmops.gateway.api.embeddings import EmbeddingRequest
+from llmops.gateway.generation import sampling
 from llmops.gateway.generation.parsers.tool_messages import tools_in_system_message
 from llmops.gateway.interfaces import Usage
 from llmops.gateway.text.tokenizer import TextTokenizer
@@ -90,6 +92,19 @@ async def test_bad_words_of_many_prompts_are_tokenised_once_and_not_on_the_loop(
         body = {"model": "tiny", "prompt": ["a"] * 64, "max_tokens": 1, "bad_words": words}
         assert (await stack.client.post(COMPLETIONS, json=body)).status_code == 200
     assert [thread.split("_")[0] for size, thread in encodings if size > 1000] == ["llmops-text"] * 32
+
+
+async def test_logit_bias_of_many_prompts_is_read_once(card, tokenizer, monkeypatch):
+    """Before the fix, 22,000 biases beside 64 prompts held the gateway for 0.3 s, and took 120 MB."""
+    read, logit_bias = [], sampling._logit_bias
+    monkeypatch.setattr(sampling, "_logit_bias", lambda *given: read.append(given) or logit_bias(*given))
+    card["capabilities"]["logit_bias"] = True
+    async with running(card, tokenizer) as stack:
+        stack.say("Hello")
+        body = {"model": "tiny", "prompt": ["a"] * 8, "max_tokens": 1, "logit_bias": {"5": 1}}
+        assert (await stack.client.post(COMPLETIONS, json=body)).status_code == 200
+        seeds = {str(one[contract.SEED.name]) for one in stack.triton.requests}
+    assert (len(read), len(seeds)) == (1, 8)
 
 
 # -- off the loop ----------------------------------------------------------------------------------------------------
