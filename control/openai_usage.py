@@ -276,6 +276,7 @@ def _page(
     starts = range(span.start, span.end, span.width)
     buckets = {start: Bucket(start_time=start, end_time=start + span.width, results=[]) for start in starts}
     for bucket in sums:
-        buckets[bucket.begins].results.append(result(bucket.sum))
+        if bucket.begins in buckets:  # SQLite reads a damaged time such as February 30 as a later one
+            buckets[bucket.begins].results.append(result(bucket.sum))
     next_page = f"page_{span.end}" if span.more else None
     return BucketPage(data=list(buckets.values()), has_more=span.more, next_page=next_page)

@@ -207,10 +207,11 @@ def _add(connection: Connection, table: Table, sums: _Sums) -> None:
     names = [*(column.name for column in table.primary_key), *SUMMED]
     rows = [dict(zip(names, row, strict=True)) for row in sorted((*key, *some) for key, some in sums.items())]
     statement = insert(connection, table)
+    # SQLite stores values of any type: a damaged sum begins again at 0, as reports count it
+    kept = {name: case((table.c[name].between(0, MAX_SUM), table.c[name]), else_=0) for name in SUMMED}
     added = {
         name: case(
-            (table.c[name] > MAX_SUM - statement.excluded[name], MAX_SUM),
-            else_=table.c[name] + statement.excluded[name],
+            (kept[name] > MAX_SUM - statement.excluded[name], MAX_SUM), else_=kept[name] + statement.excluded[name]
         )
         for name in SUMMED
     }

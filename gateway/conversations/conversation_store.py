@@ -274,9 +274,11 @@ class ConversationStore:
             return head
 
         # Find the end before the transaction, in which other writers wait, and again if it is deleted meanwhile.
-        shown = False
+        end, shown = "", False
         while not shown:
-            end = await self._read_long(caller, find_end)
+            before, end = end, await self._read_long(caller, find_end)
+            if end == before:
+                raise _no_item(item_id)  # SQLite finds no row by a damaged id.
             show = partial(table.show_message, user_id=user, conversation_id=key, message_id=end)
             shown = await self._database.write(show, user)
 
@@ -562,7 +564,7 @@ class ConversationStore:
         for message in await table.find_messages(connection, key, item_id) if item_id.isprintable() else ():
             if message.item_id == item_id or any(item["id"] == item_id for item in message_items(message)):
                 return message
-        raise NotFoundError(f"The conversation has no item with id '{item_id}'; send the id of one of its items.")
+        raise _no_item(item_id)
 
 
 def owner_id(caller: Caller) -> str:
@@ -675,3 +677,7 @@ def _no_conversation(conversation_id: str) -> NotFoundError:
         "key. Check the id and the key.",
         code="conversation_not_found",
     )
+
+
+def _no_item(item_id: str) -> NotFoundError:
+    return NotFoundError(f"The conversation has no item with id '{item_id}'; send the id of one of its items.")

@@ -5,7 +5,7 @@ import contextlib
 import json
 import sqlite3
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from uuid import UUID
@@ -53,7 +53,7 @@ from llmops.store.rollouts import (
     save_rollout,
 )
 from llmops.store.tables import SUMMED
-from llmops.store.usage_queries import high_water_mark
+from llmops.store.usage_queries import high_water_mark, spent_micros
 from tests.attacks.test_usage_topic import NOON, bill, counts, event
 from tests.store.control_client import BY, bearer, control, make_key
 from tests.support.gateway_stack import app_client
@@ -163,6 +163,18 @@ async def test_messages_that_are_each_others_parents_do_not_stop_the_gateway(tmp
     item = (await client.get(f"/v1/conversations/{made}/items")).json()["data"][0]["id"]
     shown = await client.post(f"/api/conversations/{made}/branch", json={"message_id": item})
     assert shown.status_code == 200, shown.text
+
+
+@pytest.mark.parametrize("position", [1, 2])
+async def test_a_damaged_id_of_a_message_ends_the_search_for_its_branch(tmp_path, client, position):
+    """Before the fix, the gateway wrote to the store without a pause until the client left."""
+    turns = [{"type": "message", "role": "user", "content": text} for text in "ab"]
+    made = (await client.post("/v1/conversations", json={"items": turns})).json()["id"]
+    items = (await client.get(f"/v1/conversations/{made}/items?order=asc")).json()["data"]
+    execute(tmp_path, f"UPDATE messages SET id = CAST(x'ff' AS TEXT) WHERE position = {position}")
+    async with asyncio.timeout(30):
+        shown = await client.post(f"/api/conversations/{made}/branch", json={"message_id": items[0]["id"]})
+    assert shown.status_code == 404, shown.text
 
 
 @pytest.mark.parametrize("change", CONVERSATION_CHANGES)
@@ -590,6 +602,22 @@ async def test_a_damaged_sum_is_left_out_of_reports_and_metrics(tmp_path, url, v
         assert 'llmops_spent_tokens{kind="output",tenant="good"}' in shown
 
 
+@pytest.mark.parametrize("value", ["'x'", "9223372036854775807", "-1e400"])
+async def test_usage_after_a_damaged_sum_uses_up_no_budget(tmp_path, url, value):
+    """Before the fix, the next event made it $9,007,199,254, and the tenant got no answer until the next month."""
+    _, key, user = await make_key(url, "acme")
+    sink, now = LedgerSink(url), utc_now()
+    made = partial(event, user_id=user, key_id=key, at=now, price_id="p", cost_micros=10)
+    await sink.write([made(0)])
+    for table in ("tenant_totals", "usage_totals"):
+        execute(tmp_path, f"UPDATE {table} SET cost_micros = {value}")
+    await sink.write([made(1)])
+    await sink.close()
+    async with await open_store(url) as store, store.read() as connection:
+        assert await spent_micros(connection, now, tenant_id="acme") == 10
+        assert await spent_micros(connection, now, key_id=key) == 10
+
+
 @pytest.mark.parametrize(
     "change", ["tenant_totals SET tenant_id = x'ff'", "tenant_totals SET model = x'ff'",
                "dead_letters SET reason = x'ff'", "dead_letters SET count = 9223372036854775807",
@@ -776,3 +804,17 @@ async def test_a_damaged_day_is_left_out_of_reports_by_time(tmp_path, url, table
             answer = await client.get(path)
             assert answer.status_code == 200, answer.text
         assert f'"output_tokens":{made(0).output_tokens}' in answer.text
+
+
+async def test_a_day_that_no_month_has_ends_no_report_by_the_hour(tmp_path, url):
+    """Before the fix, the tenant's own report was a 500: SQLite reads February 30 as March 2."""
+    secret, key, user = await make_key(url, "acme")
+    sink = LedgerSink(url)
+    await sink.write([event(0, user_id=user, key_id=key)])
+    await sink.close()
+    execute(tmp_path, "UPDATE usage_records SET created_at = '2026-02-30 10:00:00.000000'")
+    begin = datetime(2026, 2, 28, tzinfo=UTC).timestamp()
+    query = f"start_time={begin:.0f}&end_time={begin + 86_400:.0f}&bucket_width=1h"
+    async with control(url, key=secret) as client:
+        answer = await client.get(f"/v1/organization/usage/completions?{query}")
+    assert answer.status_code == 200, answer.text
