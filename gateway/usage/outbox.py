@@ -53,8 +53,8 @@ _MIN_PAGES = 16
 #: competes.
 _LOCK_TIMEOUT = 1.0
 _DATABASE, _POSITION = "outbox.db", "position"
-#: Files that SQLite creates beside the database.
-SQLITE_FILES = tuple(f"{_DATABASE}-{kind}" for kind in ("shm", "wal", "journal"))
+#: The database, and the files that SQLite creates beside it.
+SQLITE_FILES = (_DATABASE, *(f"{_DATABASE}-{kind}" for kind in ("shm", "wal", "journal")))
 #: Indices of the numbers in the position file, and its size in bytes: the last place given to an
 #: event, the number of events, the number of the last transaction, and the two numbers of
 #: `UsageOutbox.answers`.

@@ -266,6 +266,20 @@ async def test_a_file_of_sqlite_that_is_no_file(folder, name: str, put: Callable
     assert ("is lost: up to 100 usage events" in caplog.text) is name.endswith("wal")
 
 
+@pytest.mark.parametrize("put", [a_pipe, a_loop, Path.mkdir])
+async def test_a_database_that_is_no_file(folder, put: Callable[[Path], None], caplog) -> None:
+    """Bill the open answers beside it.
+
+    Before the fix, a folder or a link to itself kept them from being billed, and the gateway tried again for ever.
+    """
+    (folder / "outbox.db").unlink()
+    put(folder / "outbox.db")
+    ledger = await asyncio.wait_for(taken_up(folder.parent), 60)
+    assert len(ledger.events) == SLOTS
+    assert "outbox.db is not a regular file; it was moved to" in caplog.text
+    assert "usage events" in caplog.text
+
+
 async def test_a_log_of_a_terabyte_fills_no_disk(folder) -> None:
     """Before the fix, the copy of a damaged log with a hole took 16 GB in a minute, until the disk was full."""
     (folder / "outbox.db-wal").write_bytes(b"")
