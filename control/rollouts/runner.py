@@ -298,6 +298,11 @@ class RolloutRunner(LeaderJob):
             canary.judge.begin_step()
         async with self._store.read() as connection:
             found = await rollouts.read_outcomes(connection, rollout.model, canary.since)
+            # a hundred processes write more batches within LATE_BATCH than one query reads
+            while len(found) == rollouts.OUTCOME_BATCHES and canary.seen.keys() >= {batch.id for batch in found}:
+                if found[-1].written_at == found[0].written_at:
+                    break
+                found = await rollouts.read_outcomes(connection, rollout.model, found[-1].written_at)
         await canary.observe(found, utc_now())
         verdict = _combine(canary.judge.verdict(), await canary.analysis.check())
         data = asdict(verdict)

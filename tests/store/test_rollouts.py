@@ -260,3 +260,18 @@ async def test_many_outcomes_leave_turns_to_other_tasks() -> None:
     await stop_tasks(task)
     assert len(turns) == 27
     assert len(set(turns)) == 9
+
+
+async def test_more_batches_of_outcomes_than_one_query_reads_are_judged(url, monkeypatch):
+    """Before the fix, the judge read the same 500 batches again and again where 120 processes wrote one a second."""
+    monkeypatch.setattr(table, "OUTCOME_BATCHES", 5)
+    runner = RolloutRunner(url, None)  # type: ignore[arg-type]
+    async with await open_store(url, pool_size=2) as runner._store:
+        async with runner._store.write() as connection:
+            await table.create_rollout(connection, ModelVersion("llama", "v2"), "shifting", {}, AuditContext("", NOW))
+            for at in range(30):
+                await add_outcomes(connection, "llama", outcomes("v2", 1), NOW + timedelta(seconds=at / 4))
+        for _ in range(30):
+            await runner.look()
+    (judged, _) = await latest(url)
+    assert judged.verdict["rows"][0]["canary"] == 30
