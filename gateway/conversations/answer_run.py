@@ -105,11 +105,11 @@ class AnswerLog:
     def pieces(self) -> list[OutputDelta]:
         """Return the deltas, with consecutive deltas of one kind merged."""
         found: list[OutputDelta] = []
-        for at, start in enumerate(self._starts):
-            end = self._starts[at + 1] if at + 1 < len(self._starts) else len(self._sizes)
-            begins = self.offset(start)
-            text = self._text[begins : begins + sum(self._sizes[start:end])].decode()
-            found.append(with_text(self._kinds[at], text))
+        begins = 0
+        for kind, start, end in zip(self._kinds, self._starts, [*self._starts[1:], len(self._sizes)], strict=False):
+            ends = begins + sum(self._sizes[start:end])
+            found.append(with_text(kind, self._text[begins:ends].decode()))
+            begins = ends
         return found
 
     def _is_new_kind(self, piece: OutputDelta) -> bool:

@@ -10,7 +10,7 @@ from redis import Redis
 
 from llmops.gateway.conversations.answer_run import AnswerLog
 from llmops.gateway.errors import ModelNotFoundError
-from llmops.gateway.generation.parsers.output_processor import ContentDelta
+from llmops.gateway.generation.parsers.output_processor import ContentDelta, ToolCallDelta
 from llmops.gateway.settings import GatewaySettings, ResumeSettings
 from llmops.store.factory import open_store
 from tests.support.gateway_stack import serving
@@ -129,6 +129,18 @@ def test_what_a_running_answer_keeps_for_its_readers_is_small():
         log.append(ContentDelta((text * 99)[at : at + 4]))
     assert log.nbytes <= 8 * len(log)
     assert log.pieces() == [ContentDelta((text * 99)[:4000])]
+
+
+def test_the_calls_of_an_answer_are_found_in_one_pass(monkeypatch):
+    """Before the fix, 10,000 calls held the gateway for a second each time that the answer was stored."""
+    log, passed, offset = AnswerLog(), [], AnswerLog.offset
+    monkeypatch.setattr(AnswerLog, "offset", lambda self, delta: passed.append(delta) or offset(self, delta))
+    for at in range(1000):
+        log.append(ToolCallDelta(at, f"call_{at}", "é"))
+        log.append(ToolCallDelta(at, arguments="{"))
+        log.append(ToolCallDelta(at, arguments="é}"))
+    assert log.pieces() == [ToolCallDelta(at, f"call_{at}", "é", "{é}") for at in range(1000)]
+    assert sum(passed) <= len(log)
 
 
 async def test_a_response_in_the_background_is_cancelled_or_deleted_at_another_gateway(gateways, told):
