@@ -16,7 +16,12 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from llmops.background import TaskSet
-from llmops.gateway.api.generation_response import json_response, respond_with_generation, translated_errors
+from llmops.gateway.api.generation_response import (
+    json_bytes,
+    json_response,
+    respond_with_generation,
+    translated_errors,
+)
 from llmops.gateway.api.ignored_fields import report_dropped_tools, report_ignored_fields
 from llmops.gateway.api.item_pages import ITEM_PAGE_PARAMETERS, item_page
 from llmops.gateway.api.resumable_chats import ResumableChats
@@ -28,6 +33,7 @@ from llmops.gateway.conversations.event_replay import (
     encode_events,
     encode_in_pieces,
     events_after,
+    render_in_turn,
 )
 from llmops.gateway.conversations.items import Item, parse_input_items
 from llmops.gateway.conversations.response_builder import ResponseBuilder, new_response
@@ -210,7 +216,11 @@ class ResponsesEndpoints:
         async with self._found(request, live) as found:
             after = _first_event(request)
             if isinstance(found, AnswerRun):
-                return json_response(_present(found)) if after is None else self._stream(request, found.read(after))
+                if after is not None:
+                    return self._stream(request, found.read(after))
+                share = context_of(request).caller.share
+                content = await render_in_turn(share, lambda: json_bytes(_present(found)))
+                return Response(content, media_type="application/json")
             if after is None:
                 return Response(found.response, media_type="application/json")
             entry = found.decoded()

@@ -6,7 +6,6 @@ the response and its events from the log of the answer's deltas.
 
 from __future__ import annotations
 
-import copy
 from typing import Any, cast
 
 from pydantic import BaseModel
@@ -40,7 +39,8 @@ class BackgroundFormat(BaseModel):
 
     def builder(self) -> ResponseBuilder:
         """Return a new builder of the response, without output."""
-        return ResponseBuilder(copy.deepcopy(self.response), self.origins)
+        # The builder changes fields of the response, and no values of the fields but `output`.
+        return ResponseBuilder({**self.response, "output": []}, self.origins)
 
     def read(self, run: AnswerRun, after: int) -> BackgroundReader:
         """Return a reader of the events whose sequence number is greater than `after`."""
