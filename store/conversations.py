@@ -482,6 +482,8 @@ async def _batch(connection: AsyncConnection, *conditions: ColumnElement[bool]) 
     ids: list[str] = []
     total = 0
     for key, characters in await connection.execute(due):
+        if not isinstance(key, str):
+            continue  # SQLite finds no row by a damaged id
         total += characters
         if ids and total > PURGE_SIZE:
             break

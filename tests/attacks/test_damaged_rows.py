@@ -123,12 +123,14 @@ async def test_a_damaged_conversation_is_kept_and_keeps_no_other_from_being_purg
 
 @pytest.mark.parametrize("is_archived", [False, True])
 async def test_a_damaged_id_does_not_let_a_purge_run_for_ever(tmp_path, url, is_archived):
-    """Before the fix, the purge wrote to the store without a pause until the gateway ended."""
+    """Before the fix, the purge wrote to the store without a pause until the gateway ended, or purged no other."""
     chats = ConversationStore(url, ConversationSettings(days=10), lambda: BY.at)
     for user in range(3):
         await chats.create(Caller("acme", str(UUID(int=user + 1))), [])
     await chats.close()
-    execute(tmp_path, f"UPDATE conversations SET id = CAST(x'ff' AS TEXT) WHERE user_id = '{UUID(int=2)}'")
+    # larger than what one statement of a purge deletes, so that the row is alone in its batch
+    change = f"id = CAST(x'ff' AS TEXT), size = {conversations.PURGE_SIZE + 1}"
+    execute(tmp_path, f"UPDATE conversations SET {change} WHERE user_id = '{UUID(int=2)}'")
     chats = ConversationStore(url, ConversationSettings(days=10), lambda: BY.at + timedelta(days=20))
 
     async def opened() -> ConversationStore:
