@@ -3,6 +3,7 @@
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,19 @@ def submit(loop: EngineLoop, new: int, request_id: str = "", sequences: int = 1)
 def finish(sink: RecordingSink) -> list[Any]:
     assert sink.over.wait(60), sink.events
     return sink.events
+
+
+def test_a_request_whose_grammar_is_compiled_needs_no_step(loop, runtime, reports):
+    """Before the fix, `llmops serve` killed a server that compiled grammars for two minutes."""
+    preparation = SimpleNamespace(done=False, rejection="")
+    runtime.prepare = lambda request: preparation
+    sink = submit(loop, 3)
+    wait_until(lambda: loop.state().waiting == 1)
+    seen = len(reports)
+    wait_until(lambda: len(reports) > seen)
+    assert {(one.active, one.waiting) for one in reports} == {(0, 0)}
+    preparation.done = True
+    assert len(finish(sink)) == 3
 
 
 def test_a_step_that_fails_answers_everyone_and_the_next_request_runs(loop, runtime):

@@ -388,6 +388,6 @@ class EngineLoop:
         return () if self.failure else self._runtime.take_kv_events()
 
     def _stats(self) -> EngineStats:
-        stats, preparing = self._runtime.stats(), len(self._preparing)
+        # Requests whose grammars are compiled need no step: `llmops serve` would take them for a hang.
         ended, self._ended_lengths = tuple(self._ended_lengths), []
-        return stats._replace(active=stats.active + preparing, waiting=stats.waiting + preparing, ended=ended)
+        return self._runtime.stats()._replace(ended=ended)
