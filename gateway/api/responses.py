@@ -153,6 +153,7 @@ class ResponsesEndpoints:
         context = context_of(request)
         owner = context.caller.owner
         body = await self._service.intake.load(ResponsesRequest, request)
+        _check_tool_size(body, context.work_bytes, self._service.limits.prompt_bytes)
         model = await self._service.find_model(body.model, context, body, overflow=True)
         own, tools = _own_items(body), offered_tools(body.tools or [])
         turn = await self._turn(body, context)
@@ -441,6 +442,18 @@ class ResponsesEndpoints:
             return events
 
         return EventStreamResponse(open_source, watcher, self._service.timeouts, error_event=error_event)
+
+
+def _check_tool_size(body: ResponsesRequest, size: int, limit: int) -> None:
+    """Check that the tools of a body of `size` bytes are not longer than a prompt may be.
+
+    The response repeats them in three events, also tools that are in no prompt.
+
+    Raises:
+        InvalidRequestError: The tools are longer.
+    """
+    if size > limit and (length := len(encode_json(body.tools).encode(errors="replace"))) > limit:
+        raise InvalidRequestError(f"The tools have {length:,} bytes; send at most {limit:,}.", param="tools")
 
 
 def _own_items(body: ResponsesRequest) -> list[Item]:

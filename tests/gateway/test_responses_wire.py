@@ -49,6 +49,16 @@ async def test_a_stream_is_sent_again(stack):
     assert (await streamed(stack, name), await streamed(stack, name, starting_after=5)) == (sent, sent[6:])
 
 
+async def test_tools_that_no_prompt_can_have_are_refused_although_they_are_not_used(stack):
+    """Each of three events repeats them: 15 MB held the event loop for 234 ms."""
+    tool = {"type": "function", "name": "look", "parameters": {}}
+    stack.say("Hello")
+    for description, status in (("x" * 4_000_000, 200), ("\N{GRINNING FACE}" * 1_100_000, 400)):
+        answer = await create(stack, tools=[{**tool, "description": description}], tool_choice="none")
+        assert answer.status_code == status, answer.text[:300]
+    assert "bytes; send at most 4,194,304." in answer.json()["error"]["message"]
+
+
 async def test_the_input_is_listed_as_openai_lists_it(stack):
     """openai-python 3.52: each item is one of ResponseItem, and `input_items.list` pages by limit, after and order."""
     given = [
