@@ -25,6 +25,9 @@ MAX_TEXTS = 1 << 17
 #: clone with Git and the records of a download have several for each.
 _MAX_FILES = 1 << 14
 
+#: Maximum number of levels of folders in a checkpoint. Each file's path is resolved level by level.
+_MAX_LEVELS = 16
+
 #: Maximum product of the sizes of a tensor that are not zero. A larger product overflows in NumPy,
 #: also for a tensor without values.
 _MAX_PRODUCT = 1 << 59
@@ -186,6 +189,10 @@ def reject_outside_symlinks(folder: Path) -> dict[str, FileState | None]:
     real = folder.resolve()
     states: dict[str, FileState | None] = {}
     for root, folders, files in os.walk(real):
+        if len(Path(root).relative_to(real).parts) > _MAX_LEVELS:
+            raise CheckpointError(
+                f"{folder} has more than {_MAX_LEVELS} levels of folders; remove those that are not the model's."
+            )
         if len(states) + len(folders) + len(files) > _MAX_FILES:
             raise CheckpointError(
                 f"{folder} has more than {_MAX_FILES:,} files; remove those that are not the model's."

@@ -47,6 +47,9 @@ EVICTION_DIVISOR = 64
 #: Rank, in the order of eviction, of connections that do not read their response: after the
 #: connections whose `progress` is 0, 1 or 2.
 UNREAD = 3
+#: Rank of connections within a request of a known caller. Another connection is closed in place of
+#: one of these.
+UPLOAD = 4
 #: Seconds after its last change for which a connection is among the last to be closed. Most clients
 #: send a request within this time of connecting, so that held connections are closed in place of
 #: theirs.
@@ -73,7 +76,8 @@ class Connection(Protocol):
         """Return the progress of the connection's next request.
 
         The number is 0 before the first request, 1 between requests, 2 within a request or while
-        its caller is unknown, and None during a response.
+        its caller is unknown, UPLOAD within a request of a caller with a key, and None during a
+        response.
         """
 
     def evict(self) -> None:
@@ -257,12 +261,13 @@ class ConnectionLimits:
 
         Return False if there are no such connections that may be closed for one of `address`.
 
-        The connections that have changed in the last RECENT_SECONDS come last, and stay open if
-        their address has fewer connections than `address`. Otherwise, those of the address with the
-        most connections of these kinds come first, because a client chooses the kinds of its own
-        connections. Within an address, the order is: connections that never had a request, idle
-        connections, connections whose request is incomplete, and connections that do not read a
-        response; and within each kind, those that changed the longest ago.
+        Those within a request of a caller with a key come last: a stranger's connections cannot end
+        them. Of the others, the connections that have changed in the last RECENT_SECONDS come last,
+        and stay open if their address has fewer connections than `address`. Otherwise, those of the
+        address with the most connections of these kinds come first, because a client chooses the
+        kinds of its own connections. Within an address, the order is: connections that never had a
+        request, idle connections, connections whose request is incomplete, and connections that do
+        not read a response; and within each kind, those that changed the longest ago.
         """
         if monotonic() < self._next_eviction:
             return False
@@ -279,7 +284,7 @@ class ConnectionLimits:
     def _forget_evicted(self, count: int) -> None:
         self._evicted -= count
 
-    def _evictable(self, address: str) -> Iterator[tuple[bool, int, int, float, int, Connection]]:
+    def _evictable(self, address: str) -> Iterator[tuple[bool, bool, int, int, float, int, Connection]]:
         recent, count = monotonic() - RECENT_SECONDS, len(self.clients.get(address, ()))
         # The unique number keeps `nsmallest` from comparing connections, which have no order.
         number = 0
@@ -290,7 +295,9 @@ class ConnectionLimits:
                 number += 1
                 is_recent = connection.changed > recent
                 if not is_recent or len(same_client) >= count:
-                    yield is_recent, -len(evictable), rank, connection.changed, number, connection
+                    is_upload = rank == UPLOAD
+                    same_kind = sum((one == UPLOAD) is is_upload for one in evictable.values())
+                    yield is_upload, is_recent, -same_kind, rank, connection.changed, number, connection
 
 
 def _worst_first(held: Mapping[Connection, int]) -> list[Connection]:

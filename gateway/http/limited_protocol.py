@@ -27,7 +27,7 @@ from llmops.gateway.errors import (
     RequestTimeoutError,
     UnavailableError,
 )
-from llmops.gateway.http.connection_limits import ConnectionLimits
+from llmops.gateway.http.connection_limits import UPLOAD, ConnectionLimits
 from llmops.gateway.http.request_context import CONTEXT_KEY, client_network
 
 #: Seconds until a rejected connection is closed, so that the client can read the error.
@@ -121,14 +121,19 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Return the progress of the connection's next request.
 
         The number is 0 before the first request, 1 between requests, 2 within a request or while
-        its caller is unknown, and None during a response.
+        its caller is unknown, UPLOAD within a request of a caller with a key, and None during a
+        response.
         """
         if self.cycle is None:
             return 0
         if self.cycle.response_complete:
             return 1
         context = self.cycle.scope.get(CONTEXT_KEY)
-        return 2 if self._head < 0 or getattr(context, "unauthenticated", False) else None
+        if getattr(context, "unauthenticated", False):
+            return 2
+        if self._head >= 0:
+            return None
+        return UPLOAD if context is not None and context.caller.tenant_id else 2
 
     @property
     def _is_answering(self) -> bool:

@@ -1042,6 +1042,14 @@ def test_more_files_than_a_checkpoint_has(folder: Path) -> None:
         open_folder(folder, "x")
 
 
+def test_a_checkpoint_has_few_levels_of_folders(tmp_path: Path) -> None:
+    """Before the fix, 15,000 empty files below 800 folders took a build a minute of CPU."""
+    tmp_path.joinpath("config.json").write_text("{}")
+    tmp_path.joinpath(*"abcdefghijklmnopq").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match="more than 16 levels of folders"):
+        reject_outside_symlinks(tmp_path)
+
+
 def test_an_index_of_a_file_whose_name_is_a_page(folder: Path) -> None:
     """Before the fix, it ended with a traceback."""
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "a" * 5000}}))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from llmops.gateway.http.connection_limits import ConnectionLimits, connection_limits
+from llmops.gateway.http.connection_limits import UPLOAD, ConnectionLimits, connection_limits
 from llmops.gateway.settings import GatewaySettings
 from tests.attacks.harness import LIVE, MIB, Neighbour, connect, exchange, max_growth, posted, record, scaled, status
 from tests.gateway.test_oidc import Issuer
@@ -130,6 +130,19 @@ def test_a_busy_gateway_ends_no_recent_connection_for_an_address_with_more():
     limits.per_client = 0
     assert limits.reason_to_reject(20, "10.0.0.1") is not None
     assert (limits.open, any(one.aborted for one in busy)) == (12, False)
+
+
+async def test_strangers_end_no_upload_of_a_caller_with_a_key():
+    """Before the fix, one silent connection of each of 400 addresses closed 32 of 32 uploads of a caller with five."""
+    limits = connection_limits(GatewaySettings(limits={"connections": 12}))
+    uploads = [Held(limits, "10.0.0.1", progress=UPLOAD) for _ in range(2)]
+    strangers = [Held(limits, f"10.0.1.{number}", changed=time.monotonic()) for number in range(10)]
+    for one in (*uploads, *strangers):
+        limits.add(one.address, one)
+    for number in range(10):
+        assert limits.reason_to_reject(20, f"10.0.2.{number}") is None
+        limits.add(f"10.0.2.{number}", Held(limits, f"10.0.2.{number}", changed=time.monotonic()))
+    assert not any(one.evicted for one in uploads)
 
 
 def test_clients_that_leave_without_reading_leave_nothing(start):
