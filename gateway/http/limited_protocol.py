@@ -28,7 +28,7 @@ from llmops.gateway.errors import (
     UnavailableError,
 )
 from llmops.gateway.http.connection_limits import UPLOAD, ConnectionLimits
-from llmops.gateway.http.request_context import CONTEXT_KEY, RequestContext, client_network
+from llmops.gateway.http.request_context import CONTEXT_KEY, client_network
 
 #: Seconds until a rejected connection is closed, so that the client can read the error.
 REJECTION_LINGER = 1.0
@@ -128,7 +128,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return 0
         if self.cycle.response_complete:
             return 1
-        context: RequestContext | None = self.cycle.scope.get(CONTEXT_KEY)
+        context: Any = self.cycle.scope.get(CONTEXT_KEY)
         if context is not None and context.unauthenticated:
             return 2
         if self._head >= 0:
