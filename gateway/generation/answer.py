@@ -207,6 +207,9 @@ class Answer:
         self._make_choice = None  # The callback holds a reference to the request.
         self._watchdog.timer.cancel()
         self._stream.cancel()
+        # The sink holds a reference to this answer and its request: a body would stay in memory until
+        # the cycle is collected.
+        self._stream.attach(lambda batch: False)
         self._release_slots()
         for choice in self.choices:
             if choice.guard is not None:
