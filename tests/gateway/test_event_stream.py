@@ -2,16 +2,24 @@
 
 import asyncio
 import contextlib
+import gc
+import weakref
+from pathlib import Path
 from unittest.mock import AsyncMock, Mock
 
 import httpx
+import pytest
 import uvicorn
 from starlette.responses import Response
 
+from llmops.gateway.generation.answer import Answer
 from llmops.gateway.http.chunked_writer import ChunkedWriter, WriteBatch
 from llmops.gateway.http.middleware import RequestMiddleware
 from llmops.gateway.http.sse import EventSource, EventStreamResponse
-from llmops.gateway.settings import Timeouts
+from llmops.gateway.settings import GatewaySettings, Timeouts
+from llmops.gateway.text.tokenizer import TextTokenizer
+from tests.support.gateway_stack import Stack, card_of, serving
+from tests.support.scripted_triton import ScriptedTriton
 from tests.support.waiting import eventually
 
 
@@ -76,3 +84,20 @@ async def test_a_client_that_has_left_takes_nothing_from_others():
     burst.add(written.append, b"second")
     burst.flush()
     assert written == [b"first", b"second"]
+
+
+async def test_a_streamed_answer_is_free_when_it_ends(tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the fix, its request's body stayed in memory until Python collected cycles."""
+    tokenizer, ended, close = TextTokenizer(tokenizer_dir), [], Answer.close
+    monkeypatch.setattr(Answer, "close", lambda answer: (ended.append(weakref.ref(answer)), close(answer))[1])
+    triton = ScriptedTriton(card_of(tokenizer_dir, tokenizer), lambda tensors: [])
+    async with triton, serving(GatewaySettings(replicas=[triton.address], refresh="600s")) as (client, server):
+        stack = Stack(triton, client, tokenizer, server)
+        stack.say("The quick brown fox jumps over the lazy dog.", wait=0.005)
+        gc.collect()
+        gc.disable()
+        try:
+            assert (await stack.events())[-1] == "[DONE]"
+            await eventually(lambda: ended and not any(answer() for answer in ended), seconds=5)
+        finally:
+            gc.enable()
