@@ -291,12 +291,12 @@ class ConnectionLimits:
         for same_client in self.clients.values():
             ranks = {one: UNREAD if one in self.unread else one.progress for one in same_client}
             evictable = {one: rank for one, rank in ranks.items() if rank is not None}
+            uploads = sum(rank == UPLOAD for rank in evictable.values())
             for connection, rank in evictable.items():
                 number += 1
-                is_recent = connection.changed > recent
+                is_recent, is_upload = connection.changed > recent, rank == UPLOAD
                 if not is_recent or len(same_client) >= count:
-                    is_upload = rank == UPLOAD
-                    same_kind = sum((one == UPLOAD) is is_upload for one in evictable.values())
+                    same_kind = uploads if is_upload else len(evictable) - uploads
                     yield is_upload, is_recent, -same_kind, rank, connection.changed, number, connection
 
 
