@@ -180,17 +180,14 @@ def _added_tokens(rule: Any) -> int:
 
 def _repeats_text(rule: Any) -> bool:
     """Return True if a post-processor writes a text more than once."""
-    if isinstance(rule, list):
-        return any(map(_repeats_text, rule))
-    if not isinstance(rule, dict):
-        return False
-    for template in (rule.get("single"), rule.get("pair")):
-        pieces = template if isinstance(template, list) else []
-        named = [one.get("Sequence") for one in pieces if isinstance(one, dict)]
-        texts = [one.get("id") for one in named if isinstance(one, dict)]
-        if len(texts) > len(set(map(str, texts))):
-            return True
-    return _repeats_text(rule.get("processors"))
+    for one in _rules(rule):
+        for template in (one.get("single"), one.get("pair")):
+            pieces = template if isinstance(template, list) else []
+            named = [piece.get("Sequence") for piece in pieces if isinstance(piece, dict)]
+            texts = [str(text.get("id")) for text in named if isinstance(text, dict)]
+            if len(texts) > len(set(texts)):
+                return True
+    return False
 
 
 def _strips_ends(rule: Any) -> bool:

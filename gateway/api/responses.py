@@ -7,7 +7,6 @@ response.
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -453,7 +452,7 @@ def _check_tool_size(body: ResponsesRequest, size: int, limit: int) -> None:
     Raises:
         InvalidRequestError: The tools are longer.
     """
-    if size > limit and (length := len(json.dumps(body.tools, ensure_ascii=False).encode(errors="replace"))) > limit:
+    if size > limit and (length := len(json_bytes(body.tools))) > limit:
         raise InvalidRequestError(f"The tools have {length:,} bytes; send at most {limit:,}.", param="tools")
 
 
