@@ -257,8 +257,8 @@ class AnswerCheckpoint:
         taken = "1" if self._is_taken_over else ""
         return [self.id, self._record, cached, self.known, bytes(self._unsent), self._end or b"", taken]
 
-    def is_too_slow(self) -> bool:
-        """Return True for the second call that failed with a large record, which was alone in it."""
+    def count_failed_call(self) -> bool:
+        """Count a failed call. Return True for the second with a large record, which was alone."""
         self._slow_calls += self.unsent_record_bytes > MAX_BATCH_BYTES
         return self._slow_calls > 1
 
@@ -502,7 +502,7 @@ class CheckpointStore:
             # which a call is too slow must not hold up the others.
             was_up = self.up
             is_written = await self._try(self._write, waiting if was_up else [])
-            if was_up and not is_written and waiting and waiting[0].is_too_slow():
+            if was_up and not is_written and waiting and waiting[0].count_failed_call():
                 # Its next calls would time out, too, and no lost answer would be taken over meanwhile.
                 slow = waiting.pop(0)
                 self._given_up.append(slow.id)
