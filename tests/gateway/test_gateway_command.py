@@ -7,6 +7,8 @@ import re
 import signal
 import socket
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import httpx
 import pytest
@@ -62,8 +64,9 @@ async def test_a_start_that_fails_after_the_port_was_bound_is_one_sentence(stack
     assert re.fullmatch(r"Error: Usage cannot be written to \S+ \(.+\); make room there, or name .*\.", last)
 
 
-async def test_a_second_signal_waits_for_no_answer_and_says_nothing_but_that(stack):
-    process, url = await gateway_on(stack, "--log-level", "error")
+@asynccontextmanager
+async def terminated_while_it_answers(stack, process, url) -> AsyncIterator[None]:
+    """Send SIGTERM to a gateway during an answer that does not end; the gateway ends it after the block."""
     stack.steps(Step((9,)), Step(hang=True))
     async with httpx.AsyncClient(base_url=url, timeout=GENEROUS) as client:
         await eventually(lambda: ready(client))
@@ -71,11 +74,17 @@ async def test_a_second_signal_waits_for_no_answer_and_says_nothing_but_that(sta
             lines = answer.aiter_lines()
             await anext(lines)
             process.send_signal(signal.SIGTERM)
-            # it has heard of the first signal when it takes no connection any more
-            await eventually(lambda: refuses(int(url.rpartition(":")[2])))
-            process.send_signal(signal.SIGTERM)
+            yield
             with pytest.raises(httpx.RemoteProtocolError):
                 [line async for line in lines]
+
+
+async def test_a_second_signal_waits_for_no_answer_and_says_nothing_but_that(stack):
+    process, url = await gateway_on(stack, "--log-level", "error")
+    async with terminated_while_it_answers(stack, process, url):
+        # it has heard of the first signal when it takes no connection any more
+        await eventually(lambda: refuses(int(url.rpartition(":")[2])))
+        process.send_signal(signal.SIGTERM)
     _, err = await asyncio.wait_for(process.communicate(), GENEROUS)
     assert (process.returncode, err.decode()) == (130, "Interrupted.\n")
 
@@ -85,15 +94,8 @@ async def test_answers_that_outlast_the_drain_end_without_a_traceback(stack, tmp
     settings = tmp_path / "gateway.yaml"
     settings.write_text("timeouts: {drain: 1s}\n")
     process, url = await gateway_on(stack, "--config", str(settings), "--log-level", "warning")
-    stack.steps(Step((9,)), Step(hang=True))
-    async with httpx.AsyncClient(base_url=url, timeout=GENEROUS) as client:
-        await eventually(lambda: ready(client))
-        async with client.stream("POST", "/v1/chat/completions", json={**stack.chat_body, "stream": True}) as answer:
-            lines = answer.aiter_lines()
-            await anext(lines)
-            process.send_signal(signal.SIGTERM)
-            with pytest.raises(httpx.RemoteProtocolError):
-                [line async for line in lines]
+    async with terminated_while_it_answers(stack, process, url):
+        pass
     _, err = await asyncio.wait_for(process.communicate(), GENEROUS)
     (line,) = err.decode().splitlines()
     assert (process.returncode, line.endswith("still open when draining ended: 1; they are closed.")) == (0, True)
